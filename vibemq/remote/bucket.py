@@ -52,6 +52,10 @@ class Missing(RemoteError):
     """There is no object of this key."""
 
 
+class Away(RemoteError):
+    """The store did not answer, or could not just now: the same request may succeed later."""
+
+
 class Listed(NamedTuple):
     key: str
     size: int
@@ -131,12 +135,12 @@ class Bucket:
         counts.last_error = f"{what} {key}: {said}"
         if counts.trouble_since_s is None:
             counts.trouble_since_s = asyncio.get_running_loop().time()
-        hint = "it is tried again"
+        text = f"cannot {what} {key} in {self.url}: {said}"
         if not has_bucket:
-            hint = "create the bucket, or name another one in remote.url"
-        elif isinstance(problem, kinds.PermissionDeniedError | kinds.UnauthenticatedError) or DENIED.search(said):
-            hint = "look at the credentials and the rights on the bucket"
-        return RemoteError(f"cannot {what} {key} in {self.url}: {said}", hint=hint)
+            return RemoteError(text, hint="create the bucket, or name another one in remote.url")
+        if isinstance(problem, kinds.PermissionDeniedError | kinds.UnauthenticatedError) or DENIED.search(said):
+            return RemoteError(text, hint="look at the credentials and the rights on the bucket")
+        return Away(text, hint="it is tried again")
 
     # ---- writing ----
 
@@ -247,7 +251,7 @@ class Bucket:
 
     async def read_part(self, key: str, kind: Kind, start: int, end: int) -> memoryview:
         """Bytes [start, end) of a body, as far as it goes; checked is the object's trailer, and what is encrypted."""
-        trailer = await self._trailer(key, kind)
+        trailer = await self.trailer(key, kind)
         if not trailer.key_number:
             end = min(end, trailer.size)
             return await self._part(key, start, end) if start < end else memoryview(b"")
@@ -278,7 +282,8 @@ class Bucket:
         self.counts.gets += 1
         return int((await self._ask("look at", key, lambda: self._obstore.head_async(self._store, key)))["size"])
 
-    async def _trailer(self, key: str, kind: Kind) -> Trailer:
+    async def trailer(self, key: str, kind: Kind) -> Trailer:
+        """Of an object; asked for once.  Raises Missing, RemoteError."""
         found = self._trailers.get(key)
         if found is None:
             size = await self.size(key)
@@ -290,7 +295,7 @@ class Bucket:
         """How many bytes an object of ``size`` bytes was made of; asks only where it may be encrypted."""
         if self.keys is None:
             return size - tail_bytes(key)
-        trailer = await self._trailer(key, kind)
+        trailer = await self.trailer(key, kind)
         return cipher.plain_size(trailer.size) if trailer.key_number else trailer.size
 
     async def listed(self, prefix: str, after: str = "") -> list[Listed]:

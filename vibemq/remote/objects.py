@@ -4,7 +4,7 @@
 import json
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -93,8 +93,12 @@ def opened(key: str, kind: Kind, whole: Buffer) -> memoryview:
     return body
 
 
-def damaged(key: str, why: str) -> RemoteError:
-    return RemoteError(
+class Damaged(RemoteError):
+    """An object is not what was written."""
+
+
+def damaged(key: str, why: str) -> Damaged:
+    return Damaged(
         f"object {key} in the bucket is damaged: {why}",
         hint="it is not used; `vibemq remote verify` lists all such objects",
     )
@@ -170,6 +174,17 @@ def read_place(key: str) -> tuple[Place, str] | None:
     return Place(incarnation, int(first), int(after), int(epoch), int(seed, 16), int(oldest_ms), int(newest_ms)), suffix
 
 
+def history(places: Iterable[Place]) -> list[Place]:
+    """Rising, without a segment that another one covers."""
+    kept: list[Place] = []
+    for place in sorted(places, key=lambda place: (place.first, place.next, place.epoch)):
+        if kept and place.first == kept[-1].first:
+            kept[-1] = place
+        elif not kept or place.first >= kept[-1].next:
+            kept.append(place)
+    return kept
+
+
 # ---- write-ahead objects ----
 
 
@@ -204,6 +219,7 @@ class Chunks(NamedTuple):
     first: int
     next: int
     data: memoryview
+    at: int = 0  # where the bytes begin in the object's body
 
 
 class Offsets(NamedTuple):
@@ -267,13 +283,13 @@ def sections(key: str, body: memoryview) -> Iterator[Sections]:
             rest = body[at : at + size]
             if len(rest) < size:
                 raise damaged(key, f"a section at {at} is longer than the object")
-            yield _read_section(Section(kind), rest)
+            yield _read_section(Section(kind), rest, at)
             at += size
     except (struct.error, ValueError, IndexError) as problem:
         raise damaged(key, f"the section at {at} cannot be read: {problem}") from None
 
 
-def _read_section(kind: Section, rest: memoryview) -> Sections:
+def _read_section(kind: Section, rest: memoryview, at: int) -> Sections:
     if kind == Section.SEAL:
         return Seal(json.loads(bytes(rest)))
     if kind == Section.SEGMENT:
@@ -283,7 +299,7 @@ def _read_section(kind: Section, rest: memoryview) -> Sections:
     if kind == Section.CHUNKS:
         raw, *numbers = _CHUNKS.unpack_from(rest)
         segment, position, first, after = numbers
-        return Chunks(raw.hex(), segment, position, first, after, rest[_CHUNKS.size :])
+        return Chunks(raw.hex(), segment, position, first, after, rest[_CHUNKS.size :], at + _CHUNKS.size)
     if kind == Section.LEDGER:
         raw, base = _LEDGER.unpack_from(rest)
         return LedgerState(raw.hex(), base, tuple(_RANGE.iter_unpack(rest[_LEDGER.size :])))  # type: ignore[arg-type]

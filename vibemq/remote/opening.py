@@ -45,7 +45,7 @@ async def open_bucket(config: Config) -> None:
     await _own(config, bucket, cluster, metadata, path)
     epochs = Epochs(bucket, config.remote.name, config.data_path)
     await epochs.take()
-    await _catch_up(bucket, metadata)
+    await catch_up(bucket, metadata)
     await _snapshot(bucket, metadata)
     await restore_logs(config, bucket, epochs, metadata)
     metadata.close()
@@ -82,7 +82,7 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
                 hint="set both as they were, or give this broker a data directory of its own",
             )
         return
-    newest = await _newest_snapshot(bucket)
+    newest = await newest_snapshot(bucket)
     if newest is None:
         native = config.native
         if native.superuser_password:  # part of what the bucket begins with
@@ -103,7 +103,7 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
             if os.path.exists(path + suffix):
                 os.unlink(path + suffix)
     log.warning("%s is empty: restoring broker %r of cluster %s", config.data_path, name, cluster)
-    await _restore_metadata(bucket, newest, path)
+    await restore_metadata(bucket, newest, path)
     bound = metadata.binding()
     if bound is None or bound[1] != name:
         raise ConfigError(
@@ -112,7 +112,8 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
         )
 
 
-async def _restore_metadata(bucket: Bucket, number: int, path: str) -> None:
+async def restore_metadata(bucket: Bucket, number: int, path: str) -> None:
+    """Make the database at ``path``, where there is none, of that snapshot.  Raises RemoteError, StorageError."""
     key, copy = snapshot_key(number), f"{path}.restored"
     body = await bucket.read(key, Kind.SNAPSHOT)
     with open(copy, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -129,7 +130,8 @@ async def _restore_metadata(bucket: Bucket, number: int, path: str) -> None:
     os.unlink(copy)
 
 
-async def _newest_snapshot(bucket: Bucket) -> int | None:
+async def newest_snapshot(bucket: Bucket) -> int | None:
+    """The number of the last change that is in it; None: nobody has used this bucket."""
     return max(await _snapshots(bucket), default=None)
 
 
@@ -139,7 +141,7 @@ async def _snapshots(bucket: Bucket) -> list[int]:
     return sorted(int(one.key.rpartition("-")[2]) for one in listed if one.key.startswith(prefix))
 
 
-async def _catch_up(bucket: Bucket, metadata: Metadata) -> None:
+async def catch_up(bucket: Bucket, metadata: Metadata) -> None:
     """Apply the changes that others made, or this broker before it was cut off."""
     bound = metadata.binding()
     assert bound is not None

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import vibemq.storage.cold as cold
@@ -19,7 +19,7 @@ from vibemq.config import Config
 from vibemq.errors import RemoteError, StorageError
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs, WriteAheadObject
-from vibemq.remote.objects import Chunks, Kind, LedgerState, Offsets, Place, Sections, SegmentBegins
+from vibemq.remote.objects import Chunks, Kind, LedgerState, Offsets, Place, Sections, SegmentBegins, history
 from vibemq.remote.tier import places_of_all, stub_of
 from vibemq.storage import ledger
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, StoredOffsets
@@ -106,7 +106,7 @@ class Restored:
 
     async def take_places(self, bucket: Bucket, places: dict[Place, int], tables: asyncio.Semaphore) -> None:
         """Write stubs for the segments of the store, and the table of publishing ids behind the last one."""
-        self.places = _history(places)
+        self.places = history(places)
         if self.is_missing and (self.places or self.record.durability == "remote"):
             os.makedirs(self.directory, mode=0o750)
         if not self.places:
@@ -178,14 +178,3 @@ class Restored:
         if self.record.queue is not None and not os.path.exists(os.path.join(self.directory, "ledger")):
             known = self._ledger or LedgerState(self.record.incarnation, 0, ())
             ledger.restore(self.directory, known.base, list(known.ranges))
-
-
-def _history(places: Iterable[Place]) -> list[Place]:
-    """Rising, without a segment that another one covers."""
-    kept: list[Place] = []
-    for place in sorted(places, key=lambda place: (place.first, place.next, place.epoch)):
-        if kept and place.first == kept[-1].first:
-            kept[-1] = place
-        elif not kept or place.first >= kept[-1].next:
-            kept.append(place)
-    return kept
