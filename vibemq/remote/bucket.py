@@ -251,7 +251,7 @@ class Bucket:
 
     async def read_part(self, key: str, kind: Kind, start: int, end: int) -> memoryview:
         """Bytes [start, end) of a body, as far as it goes; checked is the object's trailer, and what is encrypted."""
-        trailer = await self.trailer(key, kind)
+        trailer = await self._trailer(key, kind)
         if not trailer.key_number:
             end = min(end, trailer.size)
             return await self._part(key, start, end) if start < end else memoryview(b"")
@@ -282,8 +282,11 @@ class Bucket:
         self.counts.gets += 1
         return int((await self._ask("look at", key, lambda: self._obstore.head_async(self._store, key)))["size"])
 
-    async def trailer(self, key: str, kind: Kind) -> Trailer:
-        """Of an object; asked for once.  Raises Missing, RemoteError."""
+    async def prepare(self, key: str, kind: Kind) -> None:
+        """Look at an object's trailer before several ask for parts of it at once."""
+        await self._trailer(key, kind)
+
+    async def _trailer(self, key: str, kind: Kind) -> Trailer:
         found = self._trailers.get(key)
         if found is None:
             size = await self.size(key)
@@ -295,7 +298,7 @@ class Bucket:
         """How many bytes an object of ``size`` bytes was made of; asks only where it may be encrypted."""
         if self.keys is None:
             return size - tail_bytes(key)
-        trailer = await self.trailer(key, kind)
+        trailer = await self._trailer(key, kind)
         return cipher.plain_size(trailer.size) if trailer.key_number else trailer.size
 
     async def listed(self, prefix: str, after: str = "") -> list[Listed]:

@@ -4,7 +4,7 @@
 import json
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -172,17 +172,6 @@ def read_place(key: str) -> tuple[Place, str] | None:
         return None
     incarnation, first, after, epoch, seed, oldest_ms, newest_ms, suffix = match.groups()
     return Place(incarnation, int(first), int(after), int(epoch), int(seed, 16), int(oldest_ms), int(newest_ms)), suffix
-
-
-def history(places: Iterable[Place]) -> list[Place]:
-    """Rising, without a segment that another one covers."""
-    kept: list[Place] = []
-    for place in sorted(places, key=lambda place: (place.first, place.next, place.epoch)):
-        if kept and place.first == kept[-1].first:
-            kept[-1] = place
-        elif not kept or place.first >= kept[-1].next:
-            kept.append(place)
-    return kept
 
 
 # ---- write-ahead objects ----

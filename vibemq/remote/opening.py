@@ -113,7 +113,6 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
 
 
 async def restore_metadata(bucket: Bucket, number: int, path: str) -> None:
-    """Make the database at ``path``, where there is none, of that snapshot.  Raises RemoteError, StorageError."""
     key, copy = snapshot_key(number), f"{path}.restored"
     body = await bucket.read(key, Kind.SNAPSHOT)
     with open(copy, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -131,7 +130,6 @@ async def restore_metadata(bucket: Bucket, number: int, path: str) -> None:
 
 
 async def newest_snapshot(bucket: Bucket) -> int | None:
-    """The number of the last change that is in it; None: nobody has used this bucket."""
     return max(await _snapshots(bucket), default=None)
 
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from itertools import pairwise
 
 import vibemq.storage.cold as cold
@@ -19,7 +19,7 @@ from vibemq.config import Config
 from vibemq.errors import RemoteError, StorageError
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs, WriteAheadObject
-from vibemq.remote.objects import Chunks, Kind, LedgerState, Offsets, Place, Sections, SegmentBegins, history
+from vibemq.remote.objects import Chunks, Kind, LedgerState, Offsets, Place, Sections, SegmentBegins
 from vibemq.remote.tier import places_of_all, stub_of
 from vibemq.storage import ledger
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, StoredOffsets
@@ -178,3 +178,14 @@ class Restored:
         if self.record.queue is not None and not os.path.exists(os.path.join(self.directory, "ledger")):
             known = self._ledger or LedgerState(self.record.incarnation, 0, ())
             ledger.restore(self.directory, known.base, list(known.ranges))
+
+
+def history(places: Iterable[Place]) -> list[Place]:
+    """Rising, without a segment that another one covers."""
+    kept: list[Place] = []
+    for place in sorted(places, key=lambda place: (place.first, place.next, place.epoch)):
+        if kept and place.first == kept[-1].first:
+            kept[-1] = place
+        elif not kept or place.first >= kept[-1].next:
+            kept.append(place)
+    return kept

@@ -104,7 +104,7 @@ class Store:
     async def part(self, key: str, kind: Kind, start: int, end: int) -> memoryview:
         """Bytes of a body; that the object is whole is looked at once, before its first part."""
         async with self._locks.setdefault(key, asyncio.Lock()):
-            await self.bucket.trailer(key, kind)
+            await self.bucket.prepare(key, kind)
         return await self.bucket.read_part(key, kind, start, end)
 
     async def metadata(self) -> Metadata:

@@ -23,7 +23,6 @@ from vibemq.remote.objects import (
     Place,
     Seal,
     SegmentBegins,
-    history,
     read_place,
     sections,
 )
@@ -240,6 +239,8 @@ async def _sections(store: Store, key: str, size: int, fail: bool) -> tuple[list
 
 async def places(store: Store, incarnation: str) -> list[Piece]:
     """The closed segments of a stream, rising."""
+    from vibemq.remote.restoring import history  # with all that a restore needs: tasks mostly do without
+
     listed = {}
     for one in await store.bucket.listed(f"streams/{incarnation}/"):
         named = read_place(one.key)
