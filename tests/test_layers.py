@@ -37,7 +37,7 @@ MAY = {
     "server": {"protocols", "broker", "admin", "remote", "access", "storage", "net"},
     "client": set(),
     "bench": {"client"},
-    "spark": {"client", "storage"},
+    "spark": {"client", "remote", "storage"},
     "cli": {"server", "admin", "remote", "access", "storage", "client", "bench", "spark"},
     "pyspark_vibemq": {"spark"},
 }

@@ -69,9 +69,10 @@ def test_a_place_is_read_from_its_key():
 
 def test_sections_of_a_write_ahead_object_come_back_in_their_order():
     data = b"chunks" * 10
+    begins = objects.segment_section(INCARNATION, 5, b"h" * 64, b"table")
     body = b"".join(
         [
-            objects.segment_section(INCARNATION, 5, b"h" * 64, b"table"),
+            begins,
             objects.chunks_head(INCARNATION, 5, 64, 5, 9, len(data)) + data,
             objects.offsets_section(INCARNATION, {b"reader": 7, b"": 0}),
             objects.ledger_section(INCARNATION, 6, [(8, 9), (12, 20)]),
@@ -81,7 +82,7 @@ def test_sections_of_a_write_ahead_object_come_back_in_their_order():
     found = list(objects.sections(KEY, memoryview(body)))
     assert found == [
         SegmentBegins(INCARNATION, 5, memoryview(b"h" * 64), memoryview(b"table")),
-        Chunks(INCARNATION, 5, 64, 5, 9, memoryview(data)),
+        Chunks(INCARNATION, 5, 64, 5, 9, memoryview(data), len(begins) + objects.CHUNKS_HEAD_BYTES),
         Offsets(INCARNATION, {b"reader": 7, b"": 0}),
         LedgerState(INCARNATION, 6, ((8, 9), (12, 20))),
         Seal({"broker": "b", "epoch": 2}),

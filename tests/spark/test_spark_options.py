@@ -165,7 +165,7 @@ def test_defaults_are_those_of_the_readme(writing):
     for row in (
         f"| `fetchTimeoutMs` | {read.fetch_timeout_ms} |",
         f"| `brokerDownTimeoutMs` | {read.broker_down_timeout_ms} |",
-        f"| `latestOffsetPollMs` | {read.latest_offset_poll_ms} |",
+        f"| `latestOffsetPollMs` | {read.poll_ms}; {options.POLL_BUCKET_MS} without a broker |",
         f"| `batchBytes`, `batchRows` | {read.batch_bytes >> 20} MiB, {read.batch_rows} |",
         f"`minPartitions` | {read.max_bytes_per_partition >> 20} MiB, none, none |",
         f"`maxTriggerDelay` | none, `{read.max_trigger_delay_ms // 60_000}m` |",

@@ -54,6 +54,10 @@ class Missing(RemoteError):
     """There is no object of this key."""
 
 
+class Away(RemoteError):
+    """The store did not answer, or could not just now: the same request may succeed later."""
+
+
 class Listed(NamedTuple):
     key: str
     size: int
@@ -134,12 +138,12 @@ class Bucket:
         counts.last_error = f"{what} {key}: {said}"
         if counts.trouble_since_s is None:
             counts.trouble_since_s = asyncio.get_running_loop().time()
-        hint = "it is tried again"
+        text = f"cannot {what} {key} in {self.url}: {said}"
         if not has_bucket:
-            hint = "create the bucket, or name another one in remote.url"
-        elif isinstance(problem, kinds.PermissionDeniedError | kinds.UnauthenticatedError) or DENIED.search(said):
-            hint = "look at the credentials and the rights on the bucket"
-        return RemoteError(f"cannot {what} {key} in {self.url}: {said}", hint=hint)
+            return RemoteError(text, hint="create the bucket, or name another one in remote.url")
+        if isinstance(problem, kinds.PermissionDeniedError | kinds.UnauthenticatedError) or DENIED.search(said):
+            return RemoteError(text, hint="look at the credentials and the rights on the bucket")
+        return Away(text, hint="it is tried again")
 
     # ---- writing ----
 
@@ -280,6 +284,10 @@ class Bucket:
         """Of the object, in bytes.  Raises Missing."""
         self.counts.gets += 1
         return int((await self._ask("look at", key, lambda: self._obstore.head_async(self._store, key)))["size"])
+
+    async def prepare(self, key: str, kind: Kind) -> None:
+        """Look at an object's trailer before several ask for parts of it at once."""
+        await self._trailer(key, kind)
 
     async def _trailer(self, key: str, kind: Kind) -> Trailer:
         found = self._trailers.get(key)

@@ -208,6 +208,7 @@ class Chunks(NamedTuple):
     first: int
     next: int
     data: memoryview
+    at: int = 0  # where the bytes begin in the object's body
 
 
 class Offsets(NamedTuple):
@@ -271,13 +272,13 @@ def sections(key: str, body: memoryview) -> Iterator[Sections]:
             rest = body[at : at + size]
             if len(rest) < size:
                 raise damaged(key, f"a section at {at} is longer than the object")
-            yield _read_section(Section(kind), rest)
+            yield _read_section(Section(kind), rest, at)
             at += size
     except (struct.error, ValueError, IndexError) as problem:
         raise damaged(key, f"the section at {at} cannot be read: {problem}") from None
 
 
-def _read_section(kind: Section, rest: memoryview) -> Sections:
+def _read_section(kind: Section, rest: memoryview, at: int) -> Sections:
     if kind == Section.SEAL:
         return Seal(json.loads(bytes(rest)))
     if kind == Section.SEGMENT:
@@ -287,7 +288,7 @@ def _read_section(kind: Section, rest: memoryview) -> Sections:
     if kind == Section.CHUNKS:
         raw, *numbers = _CHUNKS.unpack_from(rest)
         segment, position, first, after = numbers
-        return Chunks(raw.hex(), segment, position, first, after, rest[_CHUNKS.size :])
+        return Chunks(raw.hex(), segment, position, first, after, rest[_CHUNKS.size :], at + _CHUNKS.size)
     if kind == Section.LEDGER:
         raw, base = _LEDGER.unpack_from(rest)
         return LedgerState(raw.hex(), base, tuple(_RANGE.iter_unpack(rest[_LEDGER.size :])))  # type: ignore[arg-type]

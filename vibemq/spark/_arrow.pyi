@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 import pyarrow as pa
 
 from vibemq.errors import StorageError
-from vibemq.storage.reading import ChunkReader
+from vibemq.storage.reading import Chunks
 
 SUB_BATCH_BYTES_MAX: int
 TIMESTAMP_MS_MAX: int
@@ -28,6 +28,6 @@ class Decoder:
         end_offset: int,
     ) -> Iterator[pa.RecordBatch]: ...
     def decode_log(
-        self, chunks: ChunkReader, start_offset: int, end_offset: int
+        self, chunks: Chunks, start_offset: int, end_offset: int
     ) -> Generator[pa.RecordBatch, None, tuple[int, StorageError | None]]: ...
     def finish(self) -> pa.RecordBatch | None: ...

@@ -24,7 +24,7 @@ from vibemq.client._core cimport (
 )
 from vibemq.spark._columns cimport Properties, Slab
 from vibemq.storage.core cimport ERR_END, OK, err
-from vibemq.storage.reading cimport ChunkReader
+from vibemq.storage.reading cimport Chunks
 
 from vibemq.errors import ProtocolError
 from vibemq.spark.codecs import NAMES, decompress
@@ -133,8 +133,8 @@ cdef class Decoder:
             PyBuffer_Release(&view)
             self._end()
 
-    def decode_log(self, ChunkReader chunks, int64_t start_offset, int64_t end_offset):
-        """The same for all chunks of a log from `start_offset` on.
+    def decode_log(self, Chunks chunks, int64_t start_offset, int64_t end_offset):
+        """The same for all chunks of a log, or of a piece of one, from `start_offset` on.
 
         Returns where it had to stop, with the exception that says why, or None: at `end_offset`, or because there is
         nothing but what lies behind.

@@ -64,6 +64,7 @@ class Facts(NamedTuple):
     waiting_bytes: int = 0
     store: str = ""
     directory: str = ""
+    is_partial: bool = False  # of a bucket that has closed segments only: what lies behind them may come yet
 
 
 # Idle, and since when, by the process that made them and by _key. What a parent made is kept, so that no destructor
@@ -126,8 +127,12 @@ def connection(options: Options, streams: Sequence[str] = ()) -> Iterator[Stream
     """A connection for one use. It goes back to the pool only when the use ended well.
 
     BrokerAway stands for every failure after which trying again makes sense, StreamNotFound for a stream that is really
-    not there: one of `streams`, or of all that are read.
+    not there: one of `streams`, or of all that are read. Without endpoints it is the bucket that answers.
     """
+    if not options.endpoints:
+        with _bucket(options) as catalog:
+            yield catalog
+        return
     taken = _take(options)
     well = False
     try:
@@ -148,6 +153,18 @@ def connection(options: Options, streams: Sequence[str] = ()) -> Iterator[Stream
             _idle(options).append((taken, time.monotonic()))
         else:
             _close(taken)
+
+
+@contextlib.contextmanager
+def _bucket(options: Options) -> Iterator[Any]:
+    from vibemq.remote.bucket import Away
+    from vibemq.spark import remote
+    from vibemq.spark.remote_plans import Catalog
+
+    try:
+        yield Catalog(remote.store(options), options)
+    except Away as failed:
+        raise BrokerAway(str(failed)) from failed
 
 
 def with_remedy(failed: VibeMQError) -> VibeMQError:
@@ -194,6 +211,8 @@ def ask(
 
     `at_least`: an end that a stream had once. Where it says nothing, a stream is likely to hold something.
     """
+    if hasattr(taken, "ask"):  # a bucket
+        return taken.ask(wanted, super_stream)
     ranges = {each.stream: each for each in wanted}
     if not taken.has_plans:
         streams = taken.partitions(super_stream) if super_stream else list(ranges)
@@ -262,7 +281,8 @@ class Patience:
 
     def __init__(self, options: Options) -> None:
         self.limit_seconds = options.broker_down_timeout_ms / 1000
-        self.where = ",".join(f"{host}:{port}" for host, port in options.endpoints)
+        brokers = ",".join(f"{host}:{port}" for host, port in options.endpoints)
+        self.where = f"the broker at {brokers}" if brokers else f"the bucket {options.remote}"
         self.away_since: float | None = None
         self.warned_at = -WARN_EVERY_SECONDS
         self.pause_seconds = FIRST_PAUSE_SECONDS
@@ -279,12 +299,12 @@ class Patience:
         gone = now - self.away_since
         if gone >= self.limit_seconds:
             raise TimeoutExceeded(
-                f"the broker at {self.where} has been away for {gone:.0f} s, "
+                f"{self.where} has been away for {gone:.0f} s, "
                 f"brokerDownTimeoutMs allows {self.limit_seconds * 1000:.0f}: {failed}"
             ) from failed
         if now - self.warned_at >= WARN_EVERY_SECONDS:
             self.warned_at = now
-            log.warning("the broker at %s is away, waiting for it: %s", self.where, failed)
+            log.warning("%s is away, waiting for it: %s", self.where, failed)
         time.sleep(self.pause_seconds * random.uniform(0.5, 1.0))  # so that tasks do not come all at once
         self.pause_seconds = min(PAUSE_SECONDS_MAX, self.pause_seconds * 2)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from vibemq.errors import ConfigError
-from vibemq.spark import logins, places
+from vibemq.spark import logins, places, remote
 from vibemq.spark.logins import LOGINS, PASSWORD
 from vibemq.spark.places import ALL, EARLIEST, LATEST, Place, Places, duration_ms
 
@@ -28,6 +28,8 @@ PERMISSIVE, FAILFAST = MODES = ("permissive", "failfast")
 STREAMS_PORT, STREAMS_PORT_TLS = 5552, 5551
 NUMBER_MAX = 1 << 62
 FIRST_BATCH_BYTES = 1 << 30
+POLL_MS = 20
+POLL_BUCKET_MS = 1000  # each look is some listings, which a store puts on the bill
 BATCH_BYTES_MAX = 64 << 20  # larger batches were slower at every size of message, and each is held several times
 
 T = TypeVar("T")
@@ -119,6 +121,9 @@ class Options:
     tls_key: str = option("tlsKey", text, "")
     tls_key_password_env: str = option("tlsKeyPasswordEnv", text, "")
     vhost: str = option("vhost", text, "/")
+    remote: str = option("remote", text, "")
+    remote_options: str = option("remoteOptions", text, "")
+    remote_keys: str = option("remoteKeys", text, "")
     columns: tuple[str, ...] = COLUMNS_DEFAULT
     value_format: str = option("valueFormat", word(*VALUE_FORMATS), BINARY)
     value_schema: str = option("valueSchema", text, "")
@@ -145,14 +150,20 @@ class Options:
     batch_rows: int = option("batchRows", number(1, 65536), 65536)
     fetch_timeout_ms: int = option("fetchTimeoutMs", number(1), 30_000)
     broker_down_timeout_ms: int = option("brokerDownTimeoutMs", number(0), 120_000)
-    # half of it is what a row waits that comes after a pause
-    latest_offset_poll_ms: int = option("latestOffsetPollMs", number(0), 20)
+    latest_offset_poll_ms: int | None = option("latestOffsetPollMs", number(0), None)
 
     def start_of(self, stream: str, default: Place) -> Place:
         return self.starting.get(stream, self.starting.get(ALL, default))
 
     def end_of(self, stream: str) -> Place:
         return self.ending.get(stream, self.ending.get(ALL, LATEST))
+
+    @property
+    def poll_ms(self) -> int:
+        """Half of it is what a row waits that comes after a pause."""
+        if self.latest_offset_poll_ms is not None:
+            return self.latest_offset_poll_ms
+        return POLL_MS if self.endpoints else POLL_BUCKET_MS
 
     @property
     def bytes_per_trigger(self) -> int:
@@ -203,7 +214,7 @@ def parse(given: Mapping[str, str]) -> Options:
     if "maxTriggerDelay" in options and "minOffsetsPerTrigger" not in options:
         raise ConfigError("option maxTriggerDelay: it needs minOffsetsPerTrigger, which makes a batch wait")
     read = Options(
-        endpoints=_endpoints(options.get("endpoints", ""), options.get("tls", "").strip().lower() == "true"),
+        endpoints=_endpoints(options),
         streams=streams,
         super_stream=options.get("superStream", ""),
         pattern=_pattern(options.get("subscribePattern", "")),
@@ -217,6 +228,7 @@ def parse(given: Mapping[str, str]) -> Options:
     if read.filter_match_unfiltered and not read.filter_values:
         raise ConfigError("option filterMatchUnfiltered: it needs filterValues")
     logins.check(read)
+    remote.check(read)
     return read
 
 
@@ -256,9 +268,14 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _endpoints(text: str, tls: bool) -> tuple[tuple[str, int], ...]:
+def _endpoints(options: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+    text, tls = options.get("endpoints", ""), options.get("tls", "").strip().lower() == "true"
     if not text.strip():
-        raise ConfigError("option endpoints: it is needed, as host:port or host:port,host:port")
+        if options.get("remote"):
+            return ()
+        raise ConfigError(
+            "option endpoints: it is needed, as host:port or host:port,host:port; or remote, to read a bucket"
+        )
     found = []
     for each in text.split(","):
         host, colon, port = each.strip().rpartition(":")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from vibemq.spark._arrow import Decoder
+    from vibemq.spark.remote_logs import Piece
 
 log = logging.getLogger("vibemq.spark")
 
@@ -42,7 +43,8 @@ class Range(NamedTuple):
 
     It travels to the executors and into Spark's logs: it holds no secret and is small. `from_first`: it begins at
     whatever the first retained record is, because the records asked for belonged to a stream that is gone and the user
-    said to go on. `store` and `directory` are where a broker of ours has its files, for a task on the same machine.
+    said to go on. `store` and `directory` are where a broker of ours has its files, for a task on the same machine;
+    `pieces` are the objects of a bucket that have these records.
     """
 
     stream: str
@@ -52,6 +54,7 @@ class Range(NamedTuple):
     from_first: bool = False
     store: str = ""
     directory: str = ""
+    pieces: tuple[Piece, ...] = ()
 
 
 class DataLost(VibeMQError):
@@ -62,20 +65,20 @@ class DataLost(VibeMQError):
         self.stream = stream
 
 
-def _lost(options: Options, stream: str, wanted: str, there: str, why: str) -> None:
+def lost(options: Options, stream: str, wanted: str, there: str, why: str) -> None:
     """Raise or warn, as the user has chosen."""
-    lost = DataLost(stream, wanted, there, why)
+    problem = DataLost(stream, wanted, there, why)
     if options.fail_on_data_loss:
-        raise lost
-    log.warning("%s", lost)
+        raise problem
+    log.warning("%s", problem)
 
 
-def _span(start: int, end: int, incarnation: str = "") -> str:
+def span(start: int, end: int, incarnation: str = "") -> str:
     return f"offsets {start} to {end}" + (f" of incarnation {incarnation}" if incarnation else "")
 
 
 def _there(has: Facts) -> str:
-    return _span(has.first, has.next, has.incarnation)
+    return span(has.first, has.next, has.incarnation)
 
 
 # ---- where to begin and to end ----
@@ -147,13 +150,13 @@ def between(options: Options, stream: str, start: Position | None, end: Position
         return Range(stream, end.incarnation, 0, end.offset, from_first=True)
     recreated = start.incarnation not in ("", end.incarnation)
     if recreated or (not end.incarnation and end.offset < start.offset):
-        wanted = _span(start.offset, end.offset, start.incarnation)
+        wanted = span(start.offset, end.offset, start.incarnation)
         if options.fail_on_data_loss:
-            _lost(options, stream, wanted, _span(0, end.offset, end.incarnation), RECREATED)
+            lost(options, stream, wanted, span(0, end.offset, end.incarnation), RECREATED)
         return Range(stream, end.incarnation, 0, end.offset, from_first=True)
     if end.offset < start.offset:  # Spark before 4.2 does not say where it stands until now
-        wanted, there = _span(start.offset, start.offset, start.incarnation), _span(0, end.offset, end.incarnation)
-        _lost(options, stream, wanted, there, TRUNCATED)
+        wanted, there = span(start.offset, start.offset, start.incarnation), span(0, end.offset, end.incarnation)
+        lost(options, stream, wanted, there, TRUNCATED)
     return Range(stream, end.incarnation, start.offset, end.offset)
 
 
@@ -163,7 +166,7 @@ def advance(options: Options, here: Positions, tail: Mapping[str, Facts]) -> tup
     end: Positions = {}
     for stream in sorted(here.keys() - tail.keys()):
         at = here[stream]
-        _lost(options, stream, _span(at.offset, at.offset, at.incarnation), "nothing", "it is not read any more")
+        lost(options, stream, span(at.offset, at.offset, at.incarnation), "nothing", "it is not read any more")
     for stream, has in tail.items():
         end[stream] = Position(has.incarnation, has.next)
         first = Position(has.incarnation, has.first)
@@ -174,34 +177,35 @@ def advance(options: Options, here: Positions, tail: Mapping[str, Facts]) -> tup
         elif has.next >= at.offset:
             skip_to = at.offset if options.fail_on_data_loss else max(at.offset, has.first)
             begin[stream] = Position(has.incarnation, skip_to)
+        elif has.is_partial:
+            begin[stream] = end[stream] = at
         elif has.incarnation:
             gone, begin[stream] = TRUNCATED, end[stream]
         else:
             gone, begin[stream] = f"{RECREATED}, or {TRUNCATED}", first
         if gone:
-            _lost(options, stream, _span(at.offset, max(at.offset, has.next), at.incarnation), _there(has), gone)
+            lost(options, stream, span(at.offset, max(at.offset, has.next), at.incarnation), _there(has), gone)
     return begin, end
 
 
 def check(options: Options, wanted: Range, at: int, has: Facts) -> tuple[int, int]:
     """What of [at, wanted.end) can be read. DataLost when that is not all of it and the user wants to know."""
     if wanted.incarnation and has.incarnation != wanted.incarnation:
-        span = _span(at, wanted.end, wanted.incarnation)
-        _lost(options, wanted.stream, span, _there(has), RECREATED)
+        lost(options, wanted.stream, span(at, wanted.end, wanted.incarnation), _there(has), RECREATED)
         return wanted.end, wanted.end
     if has.first > at:
         if not wanted.from_first:
-            _lost(options, wanted.stream, _span(at, wanted.end), _there(has), "retention has passed the start")
+            lost(options, wanted.stream, span(at, wanted.end), _there(has), "retention has passed the start")
         at = min(has.first, wanted.end)
     if has.next < wanted.end:
-        _lost(options, wanted.stream, _span(at, wanted.end), _there(has), TRUNCATED)
+        lost(options, wanted.stream, span(at, wanted.end), _there(has), TRUNCATED)
         return at, max(at, has.next)
     return at, wanted.end
 
 
 def deleted(options: Options, wanted: Range) -> None:
     """The stream of a range is not there at all."""
-    _lost(options, wanted.stream, _span(wanted.start, wanted.end, wanted.incarnation), "nothing", "it was deleted")
+    lost(options, wanted.stream, span(wanted.start, wanted.end, wanted.incarnation), "nothing", "it was deleted")
 
 
 # ---- reading ----
@@ -210,7 +214,7 @@ def deleted(options: Options, wanted: Range) -> None:
 def read(options: Options, schema: pa.Schema, wanted: Range) -> Iterator[pa.RecordBatch]:
     """Yield exactly the records of a range, as Arrow batches, or raise.
 
-    From the broker's files where that can be, else from the broker.
+    From a bucket, if that was planned; from the broker's files where that can be; else from the broker.
     """
     from vibemq.spark._arrow import Decoder  # compiled, and needs pyarrow: only tasks do
 
@@ -221,20 +225,25 @@ def read(options: Options, schema: pa.Schema, wanted: Range) -> Iterator[pa.Reco
         batch_bytes=options.batch_bytes,
         batch_rows=options.batch_rows,
     )
-    at = wanted.start
-    if options.read_mode != TCP:
+    at, due = wanted.start, 0
+    if wanted.pieces or not options.endpoints:
+        from vibemq.spark import remote_reading
+
+        at, due = yield from remote_reading.read(options, decoder, wanted)
+    elif options.read_mode != TCP:
         at = yield from local.read(decoder, wanted, must=options.read_mode == LOCAL)
-    due = at - wanted.start
-    due += yield from _read_remote(options, wanted, at, decoder)
+        due = at - wanted.start
+    if at < wanted.end:
+        due += yield from _read_broker(options, wanted, at, decoder)
     last = decoder.finish()
     if last is not None:
         yield last
     if decoder.given != due:
         gave = f"gave {decoder.given} rows, not {due}"
-        raise ProtocolError(f"stream {wanted.stream!r}: {_span(wanted.start, wanted.end)} {gave}")
+        raise ProtocolError(f"stream {wanted.stream!r}: {span(wanted.start, wanted.end)} {gave}")
 
 
-def _read_remote(options: Options, wanted: Range, at: int, decoder: Decoder) -> Generator[pa.RecordBatch, None, int]:
+def _read_broker(options: Options, wanted: Range, at: int, decoder: Decoder) -> Generator[pa.RecordBatch, None, int]:
     """What is left of a range from `at` on, from the broker; returns how many records there were.
 
     A lost connection is made again and reading continues at the next record: what was decoded stays in the decoder.
@@ -262,7 +271,7 @@ def _read_remote(options: Options, wanted: Range, at: int, decoder: Decoder) -> 
             if began == at < end:
                 raise BrokerAway(f"stream {wanted.stream!r} gave nothing from offset {at}")
         except StreamNotFound as gone:
-            _lost(options, wanted.stream, _span(at, end, wanted.incarnation), "nothing", f"it was deleted ({gone})")
+            lost(options, wanted.stream, span(at, end, wanted.incarnation), "nothing", f"it was deleted ({gone})")
             break
         except BrokerAway as failed:
             patience.wait(failed)
@@ -279,7 +288,7 @@ def _over_gap(options: Options, wanted: Range, at: int, to: int) -> int:
         has = facts(other, wanted.stream)
     if has.first > at:
         if not wanted.from_first:
-            _lost(options, wanted.stream, _span(at, to), _there(has), "retention has passed the reader")
+            lost(options, wanted.stream, span(at, to), _there(has), "retention has passed the reader")
     elif has.incarnation:
-        _lost(options, wanted.stream, _span(at, to), _there(has), "records inside it are missing")
+        lost(options, wanted.stream, span(at, to), _there(has), "records inside it are missing")
     return to

@@ -67,6 +67,10 @@ LOOK_UP_SECONDS = 10.0  # how long a stream that is made now may wait for a runn
 
 def tasks(options: Options, parts: Iterable[Range]) -> list[InputPartition]:
     """A task for each part; with filter values for what there may be of them in it."""
+    if options.remote:
+        from vibemq.spark import remote_reading
+
+        parts = remote_reading.planned(options, parts)
     if options.filter_values:
         return [InputPartition(spans) for spans in patiently(options, partial(plans.filtered, options, some=parts))]
     return [InputPartition(each) for each in parts]
@@ -280,7 +284,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _tail(self) -> dict[str, Facts] | None:
         """What the broker has, or None while it is away. Slows down a query that has nothing to do."""
-        pause = self.idle_since + self.options.latest_offset_poll_ms / 1000 - time.monotonic()
+        pause = self.idle_since + self.options.poll_ms / 1000 - time.monotonic()
         if pause > 0:
             time.sleep(pause)
         return self._try(self._ask)
