@@ -265,14 +265,25 @@ class Archiver:
             self._forget_earlier()
         if now_s >= self._again_due_s:
             self._again_due_s = now_s + self.config.segment_age_s
-            for followed in self.by_slot.values():
-                followed.uploaded(followed.tail.first_offset)  # what retention has taken
-                followed.again(self._again_below)
-                self.tier.look_at(followed.record, is_aged=True)
-                if followed.has_chunks:
-                    self._dirty[followed.slot] = None
+            for followed in list(self.by_slot.values()):
+                self._bring_together(followed)
             self._again_below = self.write_ahead.confirmed
             self._prune()
+
+    def _bring_together(self, followed: Followed) -> None:
+        """So that old objects hold nothing of it that is not elsewhere too."""
+        if followed.tail.log.is_deleted:
+            self._forget(followed)
+            return
+        try:
+            followed.uploaded(followed.tail.first_offset)  # what retention has taken
+            followed.again(self._again_below)
+        except (StorageError, OSError) as problem:
+            self._failed(followed, problem)
+            return
+        self.tier.look_at(followed.record, is_aged=True)
+        if followed.has_chunks:
+            self._dirty[followed.slot] = None
 
     def _forget_earlier(self) -> None:
         """Once this epoch, or segments of the store, have all that earlier ones did."""

@@ -35,6 +35,7 @@ class Followed:
         self.record = record
         self.incarnation, self.slot, self.directory = record.incarnation, record.slot, record.directory
         self.tail = Tail(record.directory)
+        self.is_closed = False
         #: Segments whose chunks are in objects: [first offset, number of the object where they begin, when].
         self.begun: deque[tuple[int, int, float]] = deque()
         self._begin_with: int | None = None
@@ -47,6 +48,7 @@ class Followed:
         self._go_back()
 
     def close(self) -> None:
+        self.is_closed = True
         self.tail.close()
 
     def _go_back(self) -> None:
@@ -126,8 +128,9 @@ class Followed:
         return True
 
     def _created(self, upto: int, created: Callable[["Followed"], None]) -> None:
-        self.tail.set_remote_offset(upto)
-        created(self)
+        if not self.is_closed:  # else whoever follows it now sends the same again
+            self.tail.set_remote_offset(upto)
+            created(self)
 
     # ---- what objects need not keep any more ----
 
