@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from running import broker, written
+from running import broker, wait_until, written
 
 import vibemq.client
 from vibemq.client.streams import StreamsConnection
@@ -188,4 +188,37 @@ def test_a_damaged_snapshot_of_the_metadata_costs_nothing_while_an_older_one_is_
     with broker(folder, *flags(bucket)) as running:
         connection = StreamsConnection.connect(running.host, running.port, user="guest", password="guest")
         assert connection.next_offset("events") == 0
+        connection.close()
+
+
+def test_what_old_objects_held_is_in_newer_ones_before_they_are_deleted(tmp_path):
+    folder, bucket = tmp_path / "data", tmp_path / "bucket"
+    wal = bucket / "wal/vibemq"
+    with lost(folder, bucket, "machine") as running:
+        connection, publish = stream_of(running)
+        client, publish_tasks = queue_of(running)
+        for number in range(20):
+            publish(list(range(number * 10, number * 10 + 10)))
+            publish_tasks(list(range(number * 10, number * 10 + 10)))
+        connection.store_offset("reader", "events", 77)
+        for message in client.consume("tasks", prefetch=5, timeout_s=1):
+            if message.payload["number"] != 7:
+                message.ack()
+            if message.payload["number"] >= 100:
+                break
+
+        def first_ones() -> set[str]:
+            return {path.name for path in max(wal.iterdir()).iterdir() if path.name < f"{20:016}"}
+
+        wait_until(lambda: len(first_ones()) >= 15, "an object for each publish")
+        wait_until(lambda: not first_ones(), "old objects are deleted", 60)
+    with broker(folder, *flags(bucket)) as running:
+        connection, _ = stream_of(running)
+        assert [int(body.split()[1]) for body in messages(connection)] == list(range(200))
+        assert connection.query_offset("reader", "events") == 77
+        assert connection.query_publisher_sequence("load", "events") == 200
+        client, _ = queue_of(running)
+        left = [m.payload["number"] for m in client.consume("tasks", auto_ack=True, timeout_s=2)]
+        assert left[0] == 7 and sorted(left)[-1] == 199 and set(range(101, 200)) <= set(left) and 50 not in left
+        client.close()
         connection.close()

@@ -292,9 +292,8 @@ class Archiver:
             (followed := self.by_slot.get(record.slot)) is None or not followed.is_sent for record in of_remote
         ):
             return
-        if self.write_ahead.waiting == 0:
-            self._has_earlier = False
-            self.tier.in_background(self.epochs.forget_before(self.write_ahead.epoch))
+        self._has_earlier = False
+        self.tier.in_background(self.epochs.forget_before(self.write_ahead.epoch))
 
     def _prune(self) -> None:
         numbers = [number for followed in self.by_slot.values() if (number := followed.needs_from()) is not None]

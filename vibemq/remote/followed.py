@@ -43,9 +43,14 @@ class Followed:
         self._offsets_seen: tuple[int, int] | None = None
         self._ledger_seen: int | None = None
         self._ledger_due_s = 0.0
-        self.offsets_in: int | None = None  # the object that has them
-        self.ledger_in: int | None = None
+        # The objects that have them: the newest of those that are created.
+        self._offsets_in: int | None = None
+        self._ledger_in: int | None = None
+        #: What is being sent again lies in objects from that number on until all below the offset is in others.
+        self._carried: tuple[int, int] | None = None
         self._go_back()
+        self._behind = self.tail.committed[2]  # below it lies what earlier epochs may have had
+        self._sent = self.tail.next  # below it all is in this epoch's objects, or in segments
 
     def close(self) -> None:
         self.is_closed = True
@@ -75,8 +80,9 @@ class Followed:
 
     @property
     def is_sent(self) -> bool:
-        """Does this epoch's sequence, or a segment of the store, have all of it?"""
-        return self.tail.remote_offset >= self.tail.committed[2] and not self.has_chunks and not self.has_state_news
+        """Does this epoch's sequence have all that earlier ones had, but for what lies in closed segments?"""
+        has_offsets = self._offsets_in is not None or self._look_at_offsets() is None
+        return self._sent >= self._behind and has_offsets and (self.record.queue is None or self._ledger_in is not None)
 
     def take_closed(self) -> bool:
         """Has it come to the end of a segment since this was asked last?"""
@@ -97,8 +103,9 @@ class Followed:
             if not self._put_piece(made, most_bytes):
                 break
         if self.tail.next > before:
-            upto = self.tail.next
-            made.marks.append(lambda: self._created(upto, created))
+            upto, carried = self.tail.next, self._carried
+            is_over = carried is not None and upto >= carried[1]
+            made.marks.append(lambda: self._created(upto, created, carried if is_over else None))
         return not self.has_chunks
 
     def _put_piece(self, made: Object, most_bytes: int) -> bool:
@@ -127,10 +134,16 @@ class Followed:
         made.size = size + CHUNKS_HEAD_BYTES + piece.size
         return True
 
-    def _created(self, upto: int, created: Callable[["Followed"], None]) -> None:
-        if not self.is_closed:  # else whoever follows it now sends the same again
-            self.tail.set_remote_offset(upto)
-            created(self)
+    def _created(
+        self, upto: int, created: Callable[["Followed"], None], carried: tuple[int, int] | None
+    ) -> None:  # fmt: skip
+        if self.is_closed:  # whoever follows it now sends the same again
+            return
+        self._sent = max(self._sent, upto)
+        if carried is not None and carried == self._carried:
+            self._carried = None
+        self.tail.set_remote_offset(upto)
+        created(self)
 
     # ---- what objects need not keep any more ----
 
@@ -148,7 +161,8 @@ class Followed:
     def needs_from(self) -> int | None:
         """The first object that somebody who restores this stream needs; None: none."""
         numbers = [self.begun[0][1]] if self.begun else []
-        numbers += [number for number in (self.offsets_in, self.ledger_in) if number is not None]
+        numbers += [self._carried[0]] if self._carried else []
+        numbers += [number for number in (self._offsets_in, self._ledger_in) if number is not None]
         return min(numbers, default=None)
 
     def again(self, below: int) -> None:
@@ -156,16 +170,18 @@ class Followed:
 
         Where that is much, a new segment begins instead, and the one that is closed is sent up.
         """
-        if self.offsets_in is not None and self.offsets_in < below:
+        if self._offsets_in is not None and self._offsets_in < below:
             self._offsets_seen = None
-        if self.ledger_in is not None and self.ledger_in < below:
+        if self._ledger_in is not None and self._ledger_in < below:
             self._ledger_seen, self._ledger_due_s = None, 0.0
         if not self.begun or self.begun[0][1] >= below or self._first_end() is not None:
             return
         if self.tail.position > CARRIED_BYTES_MAX:
             self.tail.log.begin_segment()
-        else:
-            self._begin(self.begun.popleft()[0])
+        elif self._carried is None:
+            segment, number, _ = self.begun.popleft()
+            self._carried = number, self.tail.committed[2]
+            self._begin(segment)
 
     # ---- offsets and ledger ----
 
@@ -178,7 +194,8 @@ class Followed:
                 made.put(offsets_section(self.incarnation, held.all()))
             finally:
                 held.close()
-            self._offsets_seen, self.offsets_in = seen, made.number
+            self._offsets_seen = seen
+            made.marks.append(lambda: setattr(self, "_offsets_in", made.number))
         if self.record.queue is not None and time.monotonic() >= self._ledger_due_s:
             self._put_ledger(made)
 
@@ -203,7 +220,8 @@ class Followed:
                 return
             raise
         made.put(ledger_section(self.incarnation, base, ranges))
-        self._ledger_seen, self.ledger_in = count, made.number
+        self._ledger_seen = count
+        made.marks.append(lambda: setattr(self, "_ledger_in", made.number))
         now_s = time.monotonic()
         self._ledger_due_s = now_s + (now_s - began_s) / LEDGER_SHARE
 
