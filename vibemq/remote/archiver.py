@@ -199,7 +199,7 @@ class Archiver:
         try:
             made = self.by_slot[record.slot] = Followed(record)
         except (StorageError, OSError) as problem:
-            if getattr(problem, "code", "") not in GONE:
+            if getattr(problem, "code", "") not in GONE or self.metadata.stream_of(record.incarnation) is not None:
                 self._says.say(record.name, "stream %r cannot be sent to the object store: %s", record.name, problem)
             self._unfollowed[record.slot] = record.incarnation
             return

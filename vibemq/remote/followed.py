@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import vibemq.storage.cold as cold
 from vibemq.errors import StorageError
 from vibemq.remote.objects import CHUNKS_HEAD_BYTES, chunks_head, ledger_section, offsets_section, segment_section
 from vibemq.remote.write_ahead import Object
@@ -62,6 +63,10 @@ class Followed:
         known = local_segments(self.directory)
         self.tail.set_remote_offset(known[0])  # what retention has taken, or was settled, is nobody's any more
         done = self.tail.remote_offset
+        there = {stub.first: stub.next for stub in cold.stubs(self.directory)}  # and perhaps no more here
+        while (after := there.get(max(first for first in known if first <= done), 0)) > done:
+            done = after
+        self.tail.set_remote_offset(done)
         if done < next_offset:
             self._begin(max(first for first in known if first <= done))
             return

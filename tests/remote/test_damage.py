@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects that were deleted or damaged by hand, answers that are cut, and a disk that has lost its tail.
+
+Who restores or reads is told which object it is, gets everything else, and never bytes that nobody wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from running import wait_until, written
+from test_failures import bodies, connected, event, lost, serving, whole
+
+from vibemq.errors import VibeMQError
+from vibemq.storage.metadata import Metadata
+
+pytest.importorskip("obstore", reason="needs the extra remote")
+pytestmark = pytest.mark.timeout(60)
+
+COUNT = 1200
+PADDING = b" " * 500
+CONTROL_BOOT_ID_POSITION = 8
+
+
+def padded(number: int) -> bytes:
+    return event(number) + PADDING
+
+
+@pytest.fixture
+def history(tmp_path, faulty):
+    """A bucket with three closed segments of a stream, a stream that is in write-ahead objects, and no broker."""
+    with lost(tmp_path / "data", faulty, store__segment_size_bytes=150_000) as running, connected(running) as connection:
+        connection.create("events")
+        with connection.publisher("events", "ref") as publisher:
+            for at in range(0, COUNT, 50):
+                publisher.publish([padded(number) for number in range(at, at + 50)])
+                publisher.flush()
+        for number in range(3):
+            connection.create(f"other{number}")
+            with connection.publisher(f"other{number}", "ref") as publisher:
+                publisher.publish([event(at) for at in range(10)])
+        wait_until(lambda: len(segments(faulty)) == 4, "closed segments are in the store")
+    return faulty
+
+
+def segments(store, suffix="segment"):
+    return [key for key in store.keys("streams/") if key.endswith(suffix)]
+
+
+def flip(store, key):
+    body = bytearray(store.read(key))
+    body[len(body) // 3] ^= 0xFF
+    store.overwrite(key, bytes(body))
+
+
+def read_what_can_be(connection, stream="events"):
+    """From every place on, until something cannot be read; each is what was written."""
+    found: set[int] = set()
+    for first in range(0, COUNT, 50):
+        with contextlib.suppress(VibeMQError):
+            for chunk in connection.read_chunks(stream, first, first + 50, timeout_s=1.5):
+                for offset, body in chunk.messages():
+                    assert body == padded(offset)
+                    found.add(offset)
+    return found
+
+
+@pytest.mark.parametrize("suffix", ["segment", "index"])
+@pytest.mark.parametrize("harm", ["deleted", "damaged"])
+def test_what_is_left_is_served_and_what_is_harmed_is_named(tmp_path, history, capfd, suffix, harm):
+    key = segments(history, suffix)[1]
+    if harm == "deleted":
+        history.delete(key)
+    else:
+        flip(history, key)
+    first, after = (int(word) for word in key.rpartition("/")[2].split("-")[:2])
+    with serving(tmp_path / "other", history) as running, connected(running, 10) as connection:
+        for number in range(3):
+            assert whole(connection, 10, f"other{number}") == 10
+        found = read_what_can_be(connection)
+        assert set(range(COUNT)) - set(range(first, after)) <= found, "only that segment is missing"
+        with connection.publisher("events", "ref") as publisher:
+            assert publisher.next_id == COUNT + 1
+            publisher.publish([b"more"])
+    assert key.partition(".")[0].rpartition("/")[2][:20] in written(capfd)
+
+
+def test_a_damaged_write_ahead_object_is_named_and_takes_nothing_else_with_it(tmp_path, history, capfd):
+    with serving(tmp_path / "other", history) as running, connected(running) as connection:
+        assert whole(connection, 10, "other2") == 10
+    key = max((key for key in history.keys("wal/") if b"event 9" in history.read(key)), key=len)
+    flip(history, key)
+    with serving(tmp_path / "third", history) as running, connected(running) as connection:
+        there = [bodies(connection, f"other{number}") for number in range(3)]
+        assert all(found == [event(at) for at in range(len(found))] for found in there)
+        assert read_what_can_be(connection) == set(range(COUNT))
+    assert key in written(capfd)
+
+
+def test_a_missing_change_of_the_metadata_is_named_and_nothing_is_served_without_it(tmp_path, history, capfd):
+    changes = [key for key in history.keys("meta/") if "snapshot" not in key]
+    history.delete(changes[-2])
+    with pytest.raises(AssertionError, match="no ready line"), serving(tmp_path / "other", history):
+        pass
+    assert changes[-2] in written(capfd)
+
+
+def test_answers_that_are_cut_are_read_again_by_who_reads_what_is_cold(tmp_path, history):
+    with serving(tmp_path / "other", history, remote__local_size_max_bytes=1) as running:
+        with connected(running) as connection:
+            for size in (0, 1, 1000, 100_000):
+                history.truncate(size, path="streams/", times=2)
+            assert [len(body) for body in bodies(connection)] == [len(padded(number)) for number in range(COUNT)]
+            assert read_what_can_be(connection) == set(range(COUNT))
+
+
+def other_boot(data: Path) -> dict[str, Path]:
+    """As if the machine had been started since; the streams' directories."""
+    metadata = Metadata(str(data / "meta.db"))
+    found = {record.name: Path(record.directory) for record in metadata.streams()}
+    metadata.close()
+    for directory in found.values():
+        with open(directory / "control", "r+b") as file:
+            file.seek(CONTROL_BOOT_ID_POSITION)
+            file.write(b"another boot....")
+    return found
+
+
+@pytest.mark.parametrize("harm", ["cut", "zeros", "gone", "no stubs"])
+def test_what_a_power_cut_takes_of_the_disk_comes_back_from_the_store(tmp_path, history, harm):
+    data = tmp_path / "data"
+    for directory in other_boot(data).values():
+        files = sorted(directory.glob("*.segment"))
+        if harm == "cut":
+            os.truncate(files[-1], 64)
+        elif harm == "zeros":
+            size = files[-1].stat().st_size
+            os.truncate(files[-1], size // 2)
+            os.truncate(files[-1], size)
+        elif harm == "gone":
+            shutil.rmtree(directory)
+        else:
+            for stub in directory.glob("*.remote"):
+                stub.unlink()
+            for file in files[:2]:
+                file.unlink()
+    with serving(data, history) as running, connected(running) as connection:
+        assert read_what_can_be(connection) == set(range(COUNT))
+        for number in range(3):
+            assert whole(connection, 10, f"other{number}") == 10
+        with connection.publisher("events", "ref") as publisher:
+            assert publisher.next_id == COUNT + 1
+            publisher.publish([padded(COUNT)])
+        assert bodies(connection, "events", COUNT) == [padded(COUNT)]
+
+
+def test_who_is_killed_while_it_restores_begins_again(tmp_path, history):
+    data = tmp_path / "other"
+    late = history.hang("GET", "wal/")
+    running = serving(data, history)
+    started = _start_in_vain(running, lambda: late.met > 0)
+    assert started, "it was killed in the middle"
+    history.up()
+    with serving(data, history) as running, connected(running) as connection:
+        assert read_what_can_be(connection) == set(range(COUNT))
+        for number in range(3):
+            assert whole(connection, 10, f"other{number}") == 10
+
+
+def _start_in_vain(context, is_enough) -> bool:
+    """Start a broker and kill its supervisor once that is so; its other processes end by themselves."""
+    import threading
+
+    from running import Server
+
+    made: list[Server] = []
+    plain = Server.__init__
+
+    def init(self, *args, **kwargs):
+        plain(self, *args, **kwargs)
+        made.append(self)
+
+    def kill() -> None:
+        wait_until(is_enough, "it restores")
+        made[0].kill()
+
+    Server.__init__ = init  # type: ignore[method-assign]
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        with pytest.raises(AssertionError, match="no ready line"), context:
+            pass
+    finally:
+        Server.__init__ = plain  # type: ignore[method-assign]
+        thread.join()
+    return bool(made)
