@@ -147,7 +147,7 @@ def test_who_takes_the_next_epoch_ends_the_sequence_of_the_one_before(tmp_path):
         with pytest.raises(Outdated, match="another data directory"):
             await second.take()
         assert await second.take(goes_on=False) == 2
-        with pytest.raises(Outdated, match="00000002.sealed"):
+        with pytest.raises(Outdated, match=r"00000002\.sealed"):
             await first.take()
         await send(b"")
         with pytest.raises(Deposed) as deposed:

@@ -18,7 +18,6 @@ from running import Running, broker, resident_bytes, wait_until, written
 
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import RequestFailed, VibeMQError
-from vibemq.storage.metadata import Metadata
 
 pytest.importorskip("obstore", reason="needs the extra remote")
 pytestmark = pytest.mark.timeout(120)

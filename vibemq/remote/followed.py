@@ -52,7 +52,7 @@ class Followed:
 
     def _go_back(self) -> None:
         """To the segment from which on not everything is known to be in the store, or else the active one."""
-        active, position, next_offset = self.tail.committed
+        _, position, next_offset = self.tail.committed
         known = segments(self.directory)
         self.tail.set_remote_offset(known[0])  # what retention has taken, or was settled, is nobody's any more
         done = self.tail.remote_offset
