@@ -121,6 +121,14 @@ def test_a_file_of_keys_that_cannot_be_used_is_refused_without_showing_a_key(tmp
     assert "11" * 32 not in str(refused.value)
 
 
+def test_keys_come_from_a_command_that_is_not_quoted_when_it_fails():
+    assert read_keys("command:printf '1 %s\\n' " + "11" * 32).current == 1
+    with pytest.raises(ConfigError, match="exit code 3"):
+        read_keys("command:sh -c 'echo secret; exit 3'")
+    with pytest.raises(ConfigError, match="cannot be run"):
+        read_keys("command:/no/such/program")
+
+
 def test_who_takes_the_next_epoch_ends_the_sequence_of_the_one_before(tmp_path):
     config = Remote(url=f"file://{tmp_path}/bucket")
     for name in ("old", "new"):

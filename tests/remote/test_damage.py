@@ -33,7 +33,10 @@ def padded(number: int) -> bytes:
 @pytest.fixture
 def history(tmp_path, faulty):
     """A bucket with three closed segments of a stream, a stream that is in write-ahead objects, and no broker."""
-    with lost(tmp_path / "data", faulty, store__segment_size_bytes=150_000) as running, connected(running) as connection:
+    with (
+        lost(tmp_path / "data", faulty, store__segment_size_bytes=150_000) as running,
+        connected(running) as connection,
+    ):
         connection.create("events")
         with connection.publisher("events", "ref") as publisher:
             for at in range(0, COUNT, 50):
@@ -43,7 +46,7 @@ def history(tmp_path, faulty):
             connection.create(f"other{number}")
             with connection.publisher(f"other{number}", "ref") as publisher:
                 publisher.publish([event(at) for at in range(10)])
-        wait_until(lambda: len(segments(faulty)) == 4, "closed segments are in the store")
+        wait_until(lambda: len(segments(faulty)) >= 3, "closed segments are in the store")
     return faulty
 
 
@@ -82,11 +85,18 @@ def test_what_is_left_is_served_and_what_is_harmed_is_named(tmp_path, history, c
         for number in range(3):
             assert whole(connection, 10, f"other{number}") == 10
         found = read_what_can_be(connection)
-        assert set(range(COUNT)) - set(range(first, after)) <= found, "only that segment is missing"
+        # A log has no holes: where nothing says that a segment ever was, it begins behind it.
+        lost_from = 0 if (suffix, harm) == ("segment", "deleted") else first
+        assert set(range(COUNT)) - set(range(lost_from, after)) <= found, "nothing else is missing"
         with connection.publisher("events", "ref") as publisher:
             assert publisher.next_id == COUNT + 1
             publisher.publish([b"more"])
-    assert key.partition(".")[0].rpartition("/")[2][:20] in written(capfd)
+    said = written(capfd)
+    if (suffix, harm) == ("segment", "deleted"):
+        assert f"offsets {first} to {after - 1} are missing in the bucket" in said
+    else:
+        incarnation = key.split("/")[1]
+        assert key in said or f"{incarnation}/{first:020}.segment" in said
 
 
 def test_a_damaged_write_ahead_object_is_named_and_takes_nothing_else_with_it(tmp_path, history, capfd):
@@ -110,12 +120,10 @@ def test_a_missing_change_of_the_metadata_is_named_and_nothing_is_served_without
 
 
 def test_answers_that_are_cut_are_read_again_by_who_reads_what_is_cold(tmp_path, history):
-    with serving(tmp_path / "other", history, remote__local_size_max_bytes=1) as running:
-        with connected(running) as connection:
-            for size in (0, 1, 1000, 100_000):
-                history.truncate(size, path="streams/", times=2)
-            assert [len(body) for body in bodies(connection)] == [len(padded(number)) for number in range(COUNT)]
-            assert read_what_can_be(connection) == set(range(COUNT))
+    with serving(tmp_path / "other", history, remote__local_size_max_bytes=1) as running, connected(running) as reader:
+        for size in (0, 1, 1000, 100_000):
+            history.truncate(size, path="streams/", times=2)
+        assert bodies(reader) == [padded(number) for number in range(COUNT)]
 
 
 def other_boot(data: Path) -> dict[str, Path]:

@@ -8,6 +8,8 @@ used).
 
 import os
 import re
+import shlex
+import subprocess
 from collections.abc import Iterator
 
 from cryptography.exceptions import InvalidTag
@@ -18,35 +20,58 @@ from vibemq.remote.objects import Buffer, Trailer, damaged
 
 PIECE_BYTES = 1 << 20
 TAG_BYTES = 16
+#: What the option begins with where the keys come from a program, such as that of a vault.
+COMMAND = "command:"
+COMMAND_TIMEOUT_S = 30
 _SEALED_BYTES = PIECE_BYTES + TAG_BYTES
 _LINE = re.compile(r"([1-9][0-9]{0,8})[ \t]+([0-9a-fA-F]{64})")
 
 
-def read_keys(path: str) -> "Keys":
-    """Raises ConfigError; no message has a key in it."""
-    try:
-        with open(path, encoding="ascii") as file:
-            lines = [line.strip() for line in file if line.strip() and not line.startswith("#")]
-            mode = os.fstat(file.fileno()).st_mode
-    except (OSError, UnicodeDecodeError) as problem:
-        why = problem.strerror if isinstance(problem, OSError) else "it is no text"
-        raise ConfigError(f"remote.encryption_keys: {path} cannot be read: {why}") from None
-    if mode & 0o077:
-        raise ConfigError(
-            f"remote.encryption_keys: other accounts may use {path}", hint=f"chmod 600 {path}, and mind who has read it"
-        )
+def read_keys(where: str) -> "Keys":
+    """Of a file, or of what a command prints (``command:PROGRAM ARGUMENT ...``).
+
+    Raises ConfigError; no message has a key in it, nor what the command said.
+    """
+    text = _printed(where.removeprefix(COMMAND)) if where.startswith(COMMAND) else _written(where)
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     found: dict[int, bytes] = {}
     for at, line in enumerate(lines, 1):
         match = _LINE.fullmatch(line)
         if match is None or int(match[1]) in found:
             raise ConfigError(
-                f"remote.encryption_keys: line {at} of {path} is no key, or has a number that was there",
+                f"remote.encryption_keys: line {at} of {where} is no key, or has a number that was there",
                 hint="a line is a number from 1 on, a blank and 64 hex digits (`openssl rand -hex 32`)",
             )
         found[int(match[1])] = bytes.fromhex(match[2])
     if not found:
-        raise ConfigError(f"remote.encryption_keys: {path} has no key", hint="`openssl rand -hex 32` makes one")
+        raise ConfigError(f"remote.encryption_keys: {where} has no key", hint="`openssl rand -hex 32` makes one")
     return Keys(found)
+
+
+def _written(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise ConfigError(
+                    f"remote.encryption_keys: other accounts may use {path}",
+                    hint=f"chmod 600 {path}, and mind who has read it",
+                )
+            return file.read()
+    except (OSError, UnicodeDecodeError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else "it is no text"
+        raise ConfigError(f"remote.encryption_keys: {path} cannot be read: {why}") from None
+
+
+def _printed(command: str) -> str:
+    try:
+        ran = subprocess.run(
+            shlex.split(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=COMMAND_TIMEOUT_S, text=True
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired) as problem:
+        raise ConfigError(f"remote.encryption_keys: {command!r} cannot be run: {type(problem).__name__}") from None
+    if ran.returncode:
+        raise ConfigError(f"remote.encryption_keys: {command!r} ended with exit code {ran.returncode}")
+    return ran.stdout
 
 
 class Keys:

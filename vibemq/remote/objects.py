@@ -66,7 +66,7 @@ def read_trailer(key: str, kind: Kind, tail: Buffer, size: int) -> Trailer:
     if len(tail) < TRAILER_BYTES or size < len(name) + TRAILER_BYTES:
         raise damaged(key, f"it has {size} bytes, which is too few")
     trailer = bytes(tail[-TRAILER_BYTES:])
-    body, crc, key_size, found, number, nonce, version, magic = _TRAILER.unpack(trailer[:-_CHECK.size])
+    body, crc, key_size, found, number, nonce, version, magic = _TRAILER.unpack(trailer[: -_CHECK.size])
     if magic != MAGIC:
         raise damaged(key, "it does not end as an object of VibeMQ does: it was cut, or is somebody else's")
     if version != VERSION:

@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
+from itertools import pairwise
 
 import vibemq.storage.cold as cold
 from vibemq.errors import RemoteError, StorageError
@@ -117,6 +118,11 @@ class Restored:
             os.makedirs(self.directory, mode=0o750, exist_ok=True)
         if not self.places:
             return
+        for before, after in pairwise(self.places):
+            if before.next < after.first:
+                said = "stream %r: segments with offsets %d to %d are missing in the bucket between %s and %s"
+                name = self.record.name
+                log.error(said, name, before.next, after.first - 1, before.key(), after.key())
         known = {stub.first for stub in cold.stubs(self.directory)}
         for place in self.places:
             if place.first not in known:

@@ -199,11 +199,22 @@ class Tier:
         await self.bucket.delete([found.key for found in sorted(listed, key=_segments_first)])
 
     async def _sweep_all(self) -> None:
-        await self._reconcile()
+        while not await self._tried(self._reconcile()):
+            await asyncio.sleep(SWEEP_S)
         while True:
             await asyncio.sleep(SWEEP_S)
             for incarnation in list(self._places):
-                await self._sweep(incarnation)
+                await self._tried(self._sweep(incarnation))
+
+    async def _tried(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Is it done?  What a store that is away, or a stream that is gone, keeps from being done comes again."""
+        try:
+            await work
+        except (RemoteError, StorageError, OSError) as problem:
+            if getattr(problem, "code", "") not in GONE:
+                self._says.say("sweep", "what is superfluous in the object store is not deleted yet: %s", problem)
+            return False
+        return True
 
     async def _sweep(self, incarnation: str) -> None:
         places = self._places.get(incarnation)
@@ -212,9 +223,9 @@ class Tier:
         first = await asyncio.to_thread(_first_offset, self._directory(incarnation))
         gone = [place for place in places if place.next <= first]
         if gone:
+            await self._delete(gone)
             del places[: len(gone)]
             self.segments -= len(gone)
-            await self._delete(gone)
 
     async def _delete(self, places: list[Place]) -> None:
         for suffix in ("segment", "index", "tracking"):

@@ -53,7 +53,8 @@ async def _run(context: Context) -> int:
         os.write(context.ready_fd, b"R")
         os.close(context.ready_fd)
 
-    watch = asyncio.create_task(ends_with(context.supervisor_pid, ORPHAN_END_S))  # until asyncio.run cancels it
+    watch = asyncio.create_task(ends_with(context.supervisor_pid, ORPHAN_END_S))
+    watch.add_done_callback(lambda _: None)  # it is held here, and ends with the loop
     try:
         epoch = await _take_epoch(epochs, is_over, stop)
     except Outdated as problem:
@@ -61,7 +62,6 @@ async def _run(context: Context) -> int:
         return DEPOSED
     if epoch is None:
         return 0
-    assert not watch.done()
     metadata = Metadata(context.metadata_path)
     reserve = Reserve(context.data_dir, context.config.store.disk_free_min_bytes)
     metadata.make_room, metadata.retry = reserve.make_room, reserve.retry
