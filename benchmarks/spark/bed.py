@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 POOL_COUNT = 20_000
 LETTERS = b"abcdefghijklmnopqrstuvwxyz0123456789"
 COLUMNS = ("value", "offset", "timestamp")
+BUCKET_SEGMENT_BYTES = 64 << 20  # so that most of it lies in closed segments, as what is old does
 Summary = tuple[int, int]  # of rows: how many, and the sum of their CRC-32
 
 
@@ -73,8 +74,8 @@ class Bed:
 
     # ---- places ----
 
-    def connect(self) -> StreamsConnection:
-        return StreamsConnection.connect("127.0.0.1", self.broker.streams_port, timeout_s=60)
+    def connect(self, broker: VibeMQ | None = None) -> StreamsConnection:
+        return StreamsConnection.connect("127.0.0.1", (broker or self.broker).streams_port, timeout_s=60)
 
     def reader(self, streaming: bool) -> Any:
         return self.spark.readStream if streaming else self.spark.read  # a new one each time
@@ -103,16 +104,23 @@ class Bed:
     def scan_parquet(self, size: int) -> DataFrame:
         return self.spark.read.parquet(str(self.parquet(size)))
 
+    def bucket(self, size: int) -> str:
+        """A folder as an object store, whose broker has ended."""
+        return f"file://{self.folder}/bucket-{size}"
+
     # ---- the same rows everywhere ----
 
     def fill(self, size: int, rows: int) -> None:
-        """Streams `rows-SIZE-0` and `-1` with half of the rows each, Parquet, a topic of two partitions.
+        """Streams `rows-SIZE-0` and `-1` with half of the rows each, here and in a bucket, Parquet, a topic of two
+        partitions.
 
         All of them are also in a stream, and a topic of one partition, `one-SIZE`.
         """
         halves = f"rows-{size}-0,rows-{size}-1"
         for name in halves.split(","):
             self.publish(name, size, rows // 2)
+        if "bucket" in self.peers:
+            self.to_bucket(halves, size, rows // 2)
         self.expected[halves] = self.sum_of(halves)
         self.publish(f"one-{size}", size, rows // 2 * 2)
         self.tell(f"{size} B: to Parquet")
@@ -122,9 +130,25 @@ class Bed:
             self.to_kafka(f"one-{size}", f"one-{size}", 1)
         os.sync()  # else what the kernel has yet to write falls upon whoever is measured first
 
-    def publish(self, stream: str, size: int, rows: int) -> None:
+    def to_bucket(self, streams: str, size: int, rows: int) -> None:
+        """By a broker of its own, which is not there any more when the bucket is read."""
+        settings = {"remote.url": self.bucket(size), "store.durability": "remote"}
+        settings["store.segment_size_bytes"] = str(BUCKET_SEGMENT_BYTES)
+        flags = tuple(word for pair in settings.items() for word in ("--set", "=".join(pair)))
+        folder = self.folder / f"remote-{size}"
+        folder.mkdir()
+        broker = VibeMQ(folder, extra=flags)
+        broker.start()
+        try:
+            for name in streams.split(","):
+                self.publish(name, size, rows, broker)
+        finally:
+            broker.stop()
+            shutil.rmtree(folder)
+
+    def publish(self, stream: str, size: int, rows: int, broker: VibeMQ | None = None) -> None:
         checksum, began = 0, time.monotonic()
-        with self.connect() as connection:
+        with self.connect(broker) as connection:
             connection.create(stream)
             with connection.publisher(stream) as publisher:
                 for bodies in blocks(size, rows):
@@ -166,6 +190,7 @@ class Bed:
             for name in (f"rows-{size}-0", f"rows-{size}-1", f"one-{size}"):
                 connection.delete(name, missing_ok=True)
         shutil.rmtree(self.parquet(size), ignore_errors=True)
+        shutil.rmtree(self.folder / f"bucket-{size}", ignore_errors=True)
         if self.kafka:
             for name in (f"rows-{size}", f"one-{size}"):
                 self.kafka.delete(name)

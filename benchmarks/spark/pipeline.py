@@ -10,6 +10,7 @@ others. What fails is told and left out; the rest goes on.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import tempfile
@@ -31,7 +32,7 @@ from benchmarks.spark.kafka import Kafka, jars
 from vibemq.errors import VibeMQError
 
 WORKS = ("scan", "drain", "sink", "latency")
-PEERS = ("parquet", "kafka")
+PEERS = ("parquet", "kafka", "bucket")
 CASES = {"scan": works.scans, "drain": works.drains, "sink": works.sinks}
 ROWS_DEFAULT = 10_000_000
 LARGE_BYTES = 1000  # of rows so large there are a fifth as many
@@ -182,7 +183,11 @@ def bed(stack: ExitStack, folder: Path, peers: list[str]) -> Bed:
     broker.start()
     session = local_session("bench", log_file=folder / "spark.log", config=settings)
     stack.callback(session.stop)
-    return Bed(session, folder, broker, kafka, tell, frozenset(peers))
+    found = frozenset(peers)
+    if "bucket" in found and importlib.util.find_spec("obstore") is None:
+        tell("no bucket: the Python package obstore is not installed (the extra remote)")
+        found -= {"bucket"}
+    return Bed(session, folder, broker, kafka, tell, found)
 
 
 def show(pipeline: Pipeline, output: Path | None) -> None:

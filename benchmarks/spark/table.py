@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.report import cell, table
 from benchmarks.spark import latency
-from benchmarks.spark.works import KAFKA, LOCAL, ONE_TASK, OURS, PARQUET, TWO_TASKS
+from benchmarks.spark.works import BUCKET, KAFKA, LOCAL, ONE_TASK, OURS, PARQUET, TWO_TASKS
 
 Wanted = tuple[float | None, float | None]  # what is needed, and more than that
 TITLES = {"scan": "batch scan", "drain": "drain by micro-batches", "sink": "sink"}
@@ -38,6 +38,7 @@ GOALS = (
     Goal("scan, local reads / Parquet", ("scan", LOCAL), ("scan", PARQUET), {100: (1.2, 1.6), 1000: (1.2, 1.6)}),
     Goal("scan over TCP / Parquet", ("scan", OURS), ("scan", PARQUET), {100: (0.85, 1.0), 1000: (0.85, 1.0)}),
     Goal("scan over TCP / Kafka's connector", ("scan", OURS), ("scan", KAFKA), {100: (1.5, 3), 1000: (1.5, 3)}),
+    Goal("scan from the bucket / Parquet", ("scan", BUCKET), ("scan", PARQUET), {100: (0.7, 1.0), 1000: (0.7, 1.0)}),
     Goal("one stream in two tasks / in one", ("scan", TWO_TASKS), ("scan", ONE_TASK), {100: (1.5, None)}),
     Goal("drain over TCP / scan of Parquet", ("drain", OURS), ("scan", PARQUET), {100: (0.8, 1.0)}),
     Goal("drain, local reads / scan of Parquet", ("drain", LOCAL), ("scan", PARQUET), {100: (0.8, 1.0)}),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 DRAIN_BATCH_ROWS = 1_000_000
 DRAIN_TIMEOUT_S = 600
 OURS, LOCAL, PARQUET, KAFKA = "vibemq", "vibemq, local reads", "snappy Parquet", "kafka"
+BUCKET = "vibemq, from the bucket"
 ONE_TASK, TWO_TASKS = "vibemq, one stream, one task", "vibemq, one stream, two tasks"
 _numbers = itertools.count()
 
@@ -53,6 +54,8 @@ def scans(bed: Bed, size: int) -> Iterator[Case]:
         OURS: partial(bed.ours, halves, readMode="tcp"),
         LOCAL: partial(bed.ours, halves, readMode="local"),
     }
+    if "bucket" in bed.peers:
+        frames[BUCKET] = partial(bed.ours, halves, endpoints="", remote=bed.bucket(size))
     if "parquet" in bed.peers:
         frames[PARQUET] = partial(bed.scan_parquet, size)
     if bed.kafka:

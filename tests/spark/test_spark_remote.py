@@ -19,6 +19,7 @@ from running import broker, wait_until
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import ConfigError, RemoteError, SetupError, StreamNotFound
 from vibemq.protocols.streams.spec import Key
+from vibemq.spark import infer_schema
 from vibemq.spark.options import parse
 from vibemq.spark.ranges import DataLost
 from vibemq.spark.source import BatchReader, StreamReader
@@ -132,6 +133,11 @@ def test_super_streams_patterns_and_empty_streams(left):
         assert rows == [LATER, LATER]
 
 
+def test_a_schema_is_found_without_a_broker(left):
+    with pytest.raises(ConfigError, match="no JSON object"):  # so it has read them
+        infer_schema(remote=left.url, stream="events")
+
+
 def test_times(left):
     schema = SCHEMA.append(pa.field("timestamp", pa.timestamp("us", "UTC"), False))
     reader = BatchReader(options(left), schema)
@@ -150,6 +156,9 @@ def test_a_stream_that_is_not_there_is_named(left):
 def test_a_bucket_that_nobody_used_is_named(tmp_path):
     with pytest.raises(RemoteError, match=r"no broker has used the bucket .* prefix included"):
         read(Left(f"file://{tmp_path}", tmp_path, 0))
+    with pytest.raises(ConfigError, match="there is no folder"):
+        read(Left(f"file://{tmp_path}/nothing", tmp_path, 0))
+    assert not (tmp_path / "nothing").exists(), "who only reads makes no folder"
 
 
 def test_options_that_cannot_be(left, monkeypatch):

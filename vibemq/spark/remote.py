@@ -18,6 +18,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from vibemq.errors import ConfigError, RemoteError, StorageError, VibeMQError
 
@@ -75,13 +76,15 @@ class Store:
         from vibemq.config import Remote
         from vibemq.remote.bucket import Bucket  # only who reads a bucket pays for it
 
+        self.url = options.remote
+        if self.url.startswith("file://") and not os.path.isdir(unquote(urlsplit(self.url).path)):
+            raise ConfigError(f"option remote: there is no folder {self.url}")
         try:
             self.bucket = Bucket(
                 Remote(url=options.remote, options=options.remote_options, encryption_keys=options.remote_keys)
             )
         except VibeMQError as failed:
             raise in_words(failed) from None
-        self.url = options.remote
         self._loop = asyncio.new_event_loop()
         self._locks: dict[str, asyncio.Lock] = {}
         self._metadata: Metadata | None = None
@@ -162,6 +165,17 @@ def store(options: Options) -> Store:
     if key not in _stores:
         _stores[key] = Store(options)
     return _stores[key]
+
+
+def close_all() -> None:
+    """Take away this process's copies of metadata; whoever looks again makes them anew."""
+
+    async def close(each: Store) -> None:
+        each.close()
+
+    for (pid, *_), each in _stores.items():
+        if pid == os.getpid():
+            each.run(close(each))
 
 
 @atexit.register

@@ -9,6 +9,7 @@ yet at the beginnings of its pieces. As a broker's they are counted from the end
 from __future__ import annotations
 
 import asyncio
+import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from vibemq.spark.ranges import Range
     from vibemq.storage.metadata import Metadata
     from vibemq.storage.records import StreamRecord
+
+LISTED_AGAIN_S = 10.0  # of a stream that a broker plans: what is closed meanwhile the broker has, too
 
 
 class Named(NamedTuple):
@@ -250,8 +253,7 @@ class Catalog:
 
 
 async def _closed_pieces(store: Store, parts: Sequence[Range]) -> list[Range]:
-    incarnations = {part.incarnation for part in parts if part.incarnation}
-    listed = {each: await remote_logs.places(store, f"{int(each, 16):016x}") for each in incarnations}
+    listed = {each: await _closed(store, each) for each in {part.incarnation for part in parts} if each}
     found = []
     for part in parts:
         closed = listed.get(part.incarnation, [])
@@ -263,6 +265,16 @@ async def _closed_pieces(store: Store, parts: Sequence[Range]) -> list[Range]:
         if part.start < part.end:
             found.append(part)
     return found
+
+
+async def _closed(store: Store, incarnation: str) -> list[Piece]:
+    """A stream's segments as they were a moment ago: who follows its end need not list them for each batch."""
+    kept: dict[str, tuple[float, list[Piece]]] = store.kept.setdefault("closed", {})
+    known = kept.get(incarnation)
+    if known is None or time.monotonic() - known[0] > LISTED_AGAIN_S:
+        known = time.monotonic(), await remote_logs.places(store, f"{int(incarnation, 16):016x}")
+        kept[incarnation] = known
+    return known[1]
 
 
 def closed_pieces(store: Store, parts: Iterable[Range]) -> list[Range]:

@@ -59,8 +59,7 @@ def read(options: Options, decoder: Decoder, wanted: Range) -> Generator[pa.Reco
     Returns where it had to stop, which is its end unless there is a broker to ask, and how many records there were.
     """
     reading, patience = Reading(options, decoder, wanted), Patience(options)
-    pieces: Iterable[Piece] = wanted.pieces
-    missed = 0
+    pieces, missed = wanted.pieces or _again(options, wanted), 0
     while True:
         before = reading.at
         try:

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from vibemq.client.plans import NOT_SAID, WantedRange
 from vibemq.errors import StreamNotFound
-from vibemq.spark import offsets, plans, pushdown, ranges
+from vibemq.spark import offsets, plans, pushdown, ranges, remote
 from vibemq.spark.client import BrokerAway, Facts, Patience, ask, close_all, connection, names, patiently
 from vibemq.spark.columns import arrow_schema, spark_schema
 from vibemq.spark.offsets import Position, Positions
@@ -337,6 +337,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         close_all()
+        remote.close_all()
 
 
 class VibeMQDataSource(DataSource):
