@@ -100,6 +100,10 @@ class StorageError(VibeMQError):
         self.code = code
 
 
+class MetadataUnsure(StorageError):
+    """Whether a change of the metadata was made will show when the object store answers again."""
+
+
 class RemoteError(VibeMQError):
     """The object store did not do what was asked, or holds what cannot be used: which object, and why."""
 

@@ -301,7 +301,6 @@ def test_answers_that_are_lost_after_the_write_leave_nothing_twice_and_the_metad
         assert [one.name for one in connection.list_streams()] == ["events", "s0", "s1", "s2"]
 
 
-@pytest.mark.xfail(strict=True, reason="the log that was made for it is thrown away when the answer is lost")
 def test_a_stream_whose_creation_was_not_answered_can_be_used_once_it_turns_out_to_exist(tmp_path, faulty):
     with serving(tmp_path / "data", faulty) as running, connected(running) as connection:
         faulty.cut_after("PUT", "meta/", times=3)

@@ -21,6 +21,7 @@ from vibemq.config import Config
 from vibemq.errors import (
     ExchangeNotFound,
     LimitExceeded,
+    MetadataUnsure,
     StorageError,
     StreamExists,
     StreamNotFound,
@@ -143,6 +144,8 @@ class Catalog:
 
         try:
             yield make
+        except MetadataUnsure:
+            raise
         except VibeMQError:
             for directory in made:
                 with suppress(StorageError):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vibemq.errors import RemoteError, StorageError
+from vibemq.errors import MetadataUnsure, RemoteError
 from vibemq.storage.changes import Changes, NumberTaken
 
 SOCKET = "remote.sock"
@@ -57,12 +57,13 @@ def publisher(data_dir: str) -> Callable[[int, Changes], None]:
         try:
             answer = ask(data_dir, "change", number=number, body=body)
         except RemoteError as problem:
-            raise StorageError("ERR_IO", str(problem), hint=problem.hint) from problem
+            raise MetadataUnsure("ERR_IO", str(problem), hint=problem.hint) from problem
         if not answer["ok"]:
-            raise StorageError(
-                "ERR_IO", f"the object store did not take a change of the metadata: {answer['why']}",
+            raise MetadataUnsure(
+                "ERR_IO",
+                f"the object store has not said that it took a change of the metadata: {answer['why']}",
                 hint="whether it was made shows when the store answers again; then do it once more",
-            )  # fmt: skip
+            )
         if (taken := answer.get("taken")) is not None and taken != body:
             raise NumberTaken(number, json.loads(taken))
 

@@ -48,6 +48,8 @@ ADMIN = "admin"
 ADMIN_BACKLOG = 128
 #: With which the archiver ends when another broker has the bucket.
 DEPOSED = 3
+#: How long workers may let clients go when what these wait for cannot be confirmed any more.
+DEPOSED_END_S = 3.0
 #: How long the archiver may send up what the workers have taken last.
 ARCHIVER_END_S = 15.0
 #: How long the admin process may finish answers after the last worker has ended.
@@ -419,6 +421,7 @@ class Supervisor:
         self.failed = True
         if self.stop_deadline_s is None:
             self._stop("another broker has this one's place in the object store")
+            self.stop_deadline_s = time.monotonic() + min(DEPOSED_END_S, self.config.server.shutdown_timeout_s)
 
     # ---- signals ----
 
