@@ -112,7 +112,7 @@ class Store:
 
     async def metadata(self) -> Metadata:
         """A copy of the cluster's metadata, as of now. For the loop's thread."""
-        from vibemq.remote.bucket import Away
+        from vibemq.remote.bucket import Away, Missing
         from vibemq.remote.opening import catch_up, newest_snapshot, restore_metadata
         from vibemq.storage.metadata import Metadata
 
@@ -132,10 +132,11 @@ class Store:
                 return self._metadata
             except Away:
                 raise
-            except (StorageError, RemoteError):
-                had = self._metadata is not None  # it may be older than what is left of the changes
+            except (StorageError, RemoteError) as problem:
+                # The copy may be older than what is left of the changes, or the snapshot went while it was read.
+                is_stale = self._metadata is not None or isinstance(problem, Missing)
                 self.close()
-                if again == ATTEMPTS - 1 or not had:
+                if again == ATTEMPTS - 1 or not is_stale:
                     raise
         raise AssertionError("the last attempt gives or raises")
 
