@@ -312,7 +312,7 @@ def test_a_database_from_before_verifiers_keeps_its_users_who_send_their_passwor
     with monkeypatch.context() as older:
         older.setattr(module, "MIGRATIONS", module.MIGRATIONS[:4])
         old = Metadata(path)
-        with old._writing(synced=False) as db:
+        with old._transaction(synced=False) as db:  # it knows nothing of buckets
             hashed = users.hash_password(PASSWORD).password_hash
             db.execute("INSERT INTO users VALUES ('bob', ?, '[]', 1, 0, 1)", (hashed,))
         key = old.token_key()

@@ -21,6 +21,7 @@ COMMANDS = {
     "micromsg2": SMALL,
     "queues": [*SMALL, "--scenario", "both"],
     "queues-scale": ["--queues", "10", "--connections", "2", "--waiting", "1000"],
+    "remote": [*SMALL, "--only", "durabilities", "--only", "tier", "--only", "restore"],
     "scale": ["--connections", "20", "--streams", "20", "--scale", "0.001"],
     "signalr": ["--rounds", "1", "--scale", "0.002"],
     "signalr-idle": ["--connections", "20"],

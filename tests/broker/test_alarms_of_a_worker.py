@@ -22,7 +22,7 @@ class AtOnce:
     def __init__(self) -> None:
         self.hangs = False
 
-    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def submit_sync(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         if self.hangs:
             return
         try:

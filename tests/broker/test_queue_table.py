@@ -26,7 +26,7 @@ class HangingDisk:
     def __init__(self):
         self.jobs = []
 
-    def submit(self, work, done):
+    def submit_sync(self, work, done):
         self.jobs.append((work, done))
 
     def come_back(self):

@@ -6,7 +6,8 @@ answer, or lets it come once more later; Bucket, Epochs and WriteAhead are the p
 waits for a clock.
 """
 
-from __future__ import annotations
+from __future__ from datetime import UTC, datetime
+import annotations
 
 import asyncio
 import contextlib
@@ -88,7 +89,9 @@ class Store:
             self.objects.pop(key, None)
 
     async def list(self, store: bool, prefix: str, **_: object) -> Any:
-        yield [{"path": key, "size": len(body)} for key, body in self.objects.items() if key.startswith(prefix)]
+        now = datetime.now(UTC)
+        there = [(key, len(body)) for key, body in self.objects.items() if key.startswith(prefix)]
+        yield [{"path": key, "size": size, "last_modified": now} for key, size in there]
 
     async def _ask(self, store: bool, key: str, effect: Any) -> None:
         if not key.startswith("wal/") or not store:

@@ -27,7 +27,7 @@ from vibemq.remote.epochs import Epochs
 from vibemq.remote.followed import Followed
 from vibemq.remote.service import Service
 from vibemq.remote.tier import Tier
-from vibemq.remote.write_ahead import Object, WriteAhead
+from vibemq.remote.write_ahead import Deposed, Object, WriteAhead
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.shm import Board
@@ -41,6 +41,8 @@ TROUBLE_AFTER_S = 5.0
 END_TIMEOUT_S = 10.0
 IDLE_S = 0.2
 EARLIER_LOOK_S = 10.0
+#: A listing each: a dollar a month.
+NEWER_LOOK_S = 20.0
 FOLLOW_AGAIN_S = 0.5
 SHOWN_MAX = 10  # streams, in the status
 GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
@@ -63,6 +65,7 @@ class Archiver:
         self._rung = asyncio.Event()
         self._states_at = 0
         self._state_due_s = 0.0
+        self._newer_due_s = time.monotonic() + NEWER_LOOK_S
         self._earlier_due_s = time.monotonic() + EARLIER_LOOK_S
         self._again_due_s = time.monotonic() + self.config.segment_age_s
         self._again_below = 0
@@ -260,6 +263,9 @@ class Archiver:
         if self._unfollowed and now_s >= self._follow_due_s:
             self._follow_due_s = now_s + FOLLOW_AGAIN_S
             self._follow_again()
+        if now_s >= self._newer_due_s:
+            self._newer_due_s = now_s + NEWER_LOOK_S
+            self.tier.in_background(self._look_for_newer())
         if self._has_earlier and now_s >= self._earlier_due_s:
             self._earlier_due_s = now_s + EARLIER_LOOK_S
             self._forget_earlier()
@@ -292,13 +298,22 @@ class Archiver:
             (followed := self.by_slot.get(record.slot)) is None or not followed.is_sent for record in of_remote
         ):
             return
+        self.tier.in_background(self._delete_earlier())
+
+    async def _delete_earlier(self) -> None:
+        await self.epochs.forget_before(self.write_ahead.epoch)
         self._has_earlier = False
-        self.tier.in_background(self.epochs.forget_before(self.write_ahead.epoch))
 
     def _prune(self) -> None:
         numbers = [number for followed in self.by_slot.values() if (number := followed.needs_from()) is not None]
         below = min([self.write_ahead.confirmed, *numbers])
         self.tier.in_background(self.write_ahead.prune(below))
+
+    async def _look_for_newer(self) -> None:
+        """Who sends nothing meets no seal, and must not sweep what is another's by now."""
+        by = await self.epochs.newer_than(self.write_ahead.epoch)
+        if by is not None and not self.write_ahead.failure.done():
+            self.write_ahead.failure.set_exception(Deposed(f"of broker {self.config.name!r}", by))
 
     def _check(self) -> None:
         """Raises what ended the sequence; says that the store is away."""

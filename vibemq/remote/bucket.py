@@ -188,10 +188,11 @@ class Bucket:
     async def write(self, key: str, kind: Kind, pieces: Iterable[Buffer]) -> None:
         """An object of any size, in parts; one that is there is the same and is written again.
 
-        Raises what ``pieces`` raise, too.
+        What is there afterwards is looked at: its size, and the CRC in its trailer.  Raises what ``pieces`` raise, too.
         """
         failures: list[Exception] = []
-        parts = self._sealed_pieces(key, kind, _watched(pieces, failures))
+        sent: list[tuple[int, int]] = []
+        parts = self._sealed_pieces(key, kind, _watched(pieces, failures), sent)
         put = self._obstore.put_async
         self.counts.puts += 1
         try:
@@ -207,8 +208,14 @@ class Bucket:
             raise
         finally:
             self._trailers.pop(key, None)  # encrypted again, it has another
+        there = await self._trailer(key, kind)
+        if (there.size, there.crc) != sent[-1]:
+            raise damaged(key, "what is there is not what was just sent")
 
-    def _sealed_pieces(self, key: str, kind: Kind, pieces: Iterator[Buffer]) -> Iterator[Buffer]:
+    def _sealed_pieces(
+        self, key: str, kind: Kind, pieces: Iterator[Buffer], sent: list[tuple[int, int]]
+    ) -> Iterator[Buffer]:
+        """``sent``: gets the body's size and CRC at the end."""
         size = crc = number = 0
         nonce = bytes(12)
         if self.keys is not None:
@@ -218,6 +225,7 @@ class Bucket:
             size += len(piece)
             yield piece
         self.counts.sent_bytes += size
+        sent.append((size, crc))
         yield seal(key, kind, size, crc, number, nonce)
 
     async def delete(self, keys: list[str]) -> None:

@@ -9,7 +9,7 @@ import logging
 import secrets
 import socket
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vibemq.errors import RemoteError
 from vibemq.remote.bucket import Bucket, Missing, Taken
@@ -85,6 +85,15 @@ class Epochs:
         old = [name for name in there if int(name.partition(".")[0]) <= epoch - KEPT]
         await self.bucket.delete([f"brokers/{self.name}/{name}" for name in old])
         return epoch
+
+    async def newer_than(self, epoch: int) -> dict[str, Any] | None:
+        """Who has taken an epoch behind that one; None: nobody."""
+        listed = await self.bucket.listed(f"brokers/{self.name}/", after=epoch_key(self.name, epoch) + SEALED)
+        keys = [found.key for found in listed if not found.key.endswith(SEALED)]
+        if not keys:
+            return None
+        newest = max(keys)
+        return {**from_json(newest, await self.bucket.read(newest, Kind.EPOCH)), "broker": self.name, "epoch": newest}
 
     async def _check_newest(self) -> None:
         """Raises Outdated."""

@@ -114,6 +114,11 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
     log.warning("%s is empty: restoring broker %r of cluster %s", config.data_path, name, cluster)
     with open(os.path.join(config.data_path, RESTORING), "w") as file:
         os.fsync(file.fileno())
+    folder = os.open(config.data_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)  # the mark is there before what it speaks of
+    finally:
+        os.close(folder)
     await restore_metadata(bucket, newest, path)
     bound = metadata.binding()
     if bound is None or bound[1] != name:

@@ -17,9 +17,9 @@ from itertools import pairwise
 
 import vibemq.storage.cold as cold
 from vibemq.errors import RemoteError, StorageError
-from vibemq.remote.bucket import Bucket
+from vibemq.remote.bucket import Bucket, Missing
 from vibemq.remote.epochs import Epochs, WriteAheadObject
-from vibemq.remote.objects import Chunks, Kind, LedgerState, Offsets, Place, Seal, Sections, SegmentBegins
+from vibemq.remote.objects import Chunks, Damaged, Kind, LedgerState, Offsets, Place, Seal, Sections, SegmentBegins
 from vibemq.remote.tier import places_of_all, stub_of
 from vibemq.storage import ledger
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, StoredOffsets
@@ -28,6 +28,9 @@ from vibemq.storage.records import StreamRecord
 
 #: Objects that are read at a time, and tables behind segments.
 READS_AT_A_TIME = 16
+#: So long a start waits for an object; then it fails, and the next one begins again.
+ANSWER_TIMEOUT_S = 60.0
+RETRY_S = 1.0
 
 log = logging.getLogger("vibemq.remote")
 
@@ -71,7 +74,8 @@ def _is_wanted(record: StreamRecord) -> bool:
     try:
         Log(record.directory).close()
     except StorageError as problem:
-        return problem.code == "ERR_STALE"
+        # Of another boot, or whatever became of its page; a newer version's files are nobody's to touch.
+        return problem.code not in ("ERR_VERSION", "ERR_DELETED")
     return False
 
 
@@ -91,11 +95,19 @@ async def _all_sections(epochs: Epochs) -> AsyncIterator[SegmentBegins | Chunks 
 
 
 async def _read(epochs: Epochs, one: WriteAheadObject) -> list[Sections]:
-    try:
-        return await epochs.read(one)
-    except RemoteError as problem:
-        log.error("%s", problem)
-        return []
+    """What is damaged or gone is named; a store that does not answer is asked again.  RemoteError: for too long."""
+    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+    while True:
+        try:
+            return await epochs.read(one)
+        except (Damaged, Missing) as problem:
+            log.error("%s", problem)
+            return []
+        except RemoteError as problem:
+            if time.monotonic() >= deadline_s:
+                raise
+            log.warning("%s", problem)
+            await asyncio.sleep(RETRY_S)
 
 
 class Restored:

@@ -36,6 +36,7 @@ RETRY_S_MIN, RETRY_S_MAX = 1.0, 60.0
 SWEEP_S = 30.0
 #: Blocks that are fetched before a reader who reads on asks for them.
 AHEAD_BLOCKS = 2
+CACHED_SEGMENTS_MAX = 256
 SUFFIXES = {"tracking": Kind.TRACKING, "index": Kind.INDEX, "segment": Kind.SEGMENT}
 GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
 
@@ -67,20 +68,31 @@ class Tier:
         """``uploaded(incarnation, offset)``: the store has closed segments up to there."""
         self.config, self.bucket, self.metadata = config, bucket, metadata
         self._uploaded = uploaded
-        self.is_busy = True  # there may be closed segments that are not in the store
+        self._is_looking = True
+        self._pauses: dict[str, float] = {}  # of streams whose segments could not be sent, until they are tried again
         self._looks: OrderedDict[str, StreamRecord] = OrderedDict()
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._places: dict[str, list[Place]] = {}  # of each stream, rising
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._cache: OrderedDict[tuple[str, int], Cached] = OrderedDict()
-        self._cached_bytes = 0
         self._says = OnceAMinute(log, logging.ERROR)
         self.segments = self.segment_bytes = 0
 
     def start(self) -> None:
-        self.in_background(self._upload_all())
+        self.in_background(self._work())
+
+    @property
+    def is_busy(self) -> bool:
+        """May there be closed segments that are not in the store?"""
+        return self._is_looking or bool(self._looks or self._pauses)
+
+    async def _work(self) -> None:
+        # First, and to its end: a stub that is written meanwhile would have no object in its listing.
+        while not await self._tried(self._reconcile()):
+            await asyncio.sleep(SWEEP_S)
         self.in_background(self._sweep_all())
+        await self._upload_all()
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(self._guarded(work))
@@ -114,27 +126,38 @@ class Tier:
             is_wanted = self.config.tier and record.queue is None and record.vhost != STAGING
         if is_wanted:
             self._looks[record.incarnation] = record
-            self.is_busy = True
             self._wake.set()
 
     async def _upload_all(self) -> None:
-        pause_s = RETRY_S_MIN
+        """Each stream in its turn; one whose segments cannot be sent holds up no other."""
         while True:
             while self._looks:
                 incarnation, record = self._looks.popitem(last=False)
+                self._is_looking = True
                 try:
                     await self._upload_closed(record)
-                    pause_s = RETRY_S_MIN
-                except (RemoteError, StorageError, OSError) as problem:
-                    if getattr(problem, "code", "") in GONE:
-                        continue
-                    self._says.say(incarnation, "segments of stream %r are not sent up yet: %s", record.name, problem)
-                    self._looks.setdefault(incarnation, record)
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(pause_s * 2, RETRY_S_MAX)
+                    self._pauses.pop(incarnation, None)
+                except Exception as problem:
+                    self._again(record, problem)
             self._wake.clear()
-            self.is_busy = False
+            self._is_looking = False
             await self._wake.wait()
+
+    def _again(self, record: StreamRecord, problem: Exception) -> None:
+        incarnation = record.incarnation
+        if self.metadata.stream_of(incarnation) is None:
+            self._pauses.pop(incarnation, None)
+            return
+        if getattr(problem, "code", "") not in GONE:  # of a queue a segment may go while it is sent
+            self._says.say(incarnation, "segments of stream %r are not sent up yet: %r", record.name, problem)
+        pause_s = self._pauses[incarnation] = min(self._pauses.get(incarnation, RETRY_S_MIN / 2) * 2, RETRY_S_MAX)
+
+        def look() -> None:
+            if incarnation in self._pauses:
+                self._looks[incarnation] = record
+                self._wake.set()
+
+        asyncio.get_running_loop().call_later(pause_s, look)
 
     async def _upload_closed(self, record: StreamRecord) -> None:
         directory = record.directory
@@ -168,13 +191,9 @@ class Tier:
         }
         for suffix, path in files.items():
             await self.bucket.write(place.key(suffix), SUFFIXES[suffix], _pieces(path))
-        there = await self.bucket.size(place.key())
-        if there < stub.size_bytes:
-            raise RemoteError(
-                f"object {place.key()} has {there} bytes, {stub.size_bytes} were sent", hint="it is sent again"
-            )
         await asyncio.to_thread(cold.write_stub, directory, stub)
-        self._places[record.incarnation].append(place)
+        if (places := self._places.get(record.incarnation)) is not None:  # else it was deleted meanwhile
+            places.append(place)
         self.segments += 1
         self.segment_bytes += stub.size_bytes
         self._uploaded(record.incarnation, after)
@@ -192,6 +211,9 @@ class Tier:
         for incarnation in incarnations:
             self._places.pop(incarnation, None)
             self._looks.pop(incarnation, None)
+            self._pauses.pop(incarnation, None)
+            for key in [key for key in self._cache if key[0] == incarnation]:
+                self._cache.pop(key)
             self.in_background(self._delete_below(f"streams/{incarnation}/"))
 
     async def _delete_below(self, prefix: str) -> None:
@@ -199,8 +221,6 @@ class Tier:
         await self.bucket.delete([found.key for found in sorted(listed, key=_segments_first)])
 
     async def _sweep_all(self) -> None:
-        while not await self._tried(self._reconcile()):
-            await asyncio.sleep(SWEEP_S)
         while True:
             await asyncio.sleep(SWEEP_S)
             for incarnation in list(self._places):
@@ -251,6 +271,7 @@ class Tier:
             if is_oldest or os.path.exists(_path(directory, stub.first, "segment")):
                 # Retention had taken it before a power cut brought the stub back; or it goes up again.
                 await asyncio.to_thread(cold.remove_stub, directory, stub.first)
+                self._places.pop(incarnation, None)
             else:
                 log.error("object %s is missing in the bucket: those messages cannot be read", place.key())
         first = await asyncio.to_thread(_first_offset, directory)
@@ -280,13 +301,16 @@ class Tier:
         found = self._cache.get((incarnation, segment))
         if found is None:
             directory = self._directory(incarnation)
-            stub = next((stub for stub in cold.stubs(directory) if stub.first == segment), None)
-            if stub is None:
-                raise RemoteError(f"segment {segment} of {incarnation} is not in the object store")
-            found = self._cache[incarnation, segment] = Cached(directory, _place(incarnation, stub))
-            self._cached_bytes += found.bytes
+            place = self._place_of(directory, incarnation, segment)
+            found = self._cache[incarnation, segment] = Cached(directory, place)
         self._cache.move_to_end((incarnation, segment))
         return found
+
+    def _place_of(self, directory: str, incarnation: str, segment: int) -> Place:
+        stub = next((stub for stub in cold.stubs(directory) if stub.first == segment), None)
+        if stub is None:
+            raise RemoteError(f"segment {segment} of {incarnation} is not in the object store")
+        return _place(incarnation, stub)
 
     async def _fetch_once(self, cached: Cached, number: int) -> None:
         """Several readers may want one block at once."""
@@ -304,30 +328,36 @@ class Tier:
         until = min(at + cold.BLOCK_BYTES, cached.blocks.size_bytes)
         data = await self.bucket.read_part(cached.place.key(), Kind.SEGMENT, at, until)
         await asyncio.to_thread(cached.put, number, data)
-        self._cached_bytes += cold.BLOCK_BYTES
+
+    @property
+    def cached_bytes(self) -> int:
+        return sum(cached.bytes for cached in self._cache.values())
 
     def _make_room(self) -> None:
-        """The segment that was asked for longest ago makes room: who still reads it asks again."""
-        while self._cached_bytes > self.config.cache_size_max_bytes and len(self._cache) > 1:
-            _, oldest = self._cache.popitem(last=False)
-            self._cached_bytes -= oldest.bytes
-            oldest.blocks.close()
+        """The segments that were asked for longest ago make room: who still reads one asks again.
+
+        But for the newest, of which somebody reads now; and of more segments no descriptors are kept.
+        """
+        while len(self._cache) > 1 and (
+            len(self._cache) > CACHED_SEGMENTS_MAX or self.cached_bytes > self.config.cache_size_max_bytes
+        ):
+            _, oldest = self._cache.popitem(last=False)  # its descriptor goes with the last fetch that has it
             cold.evict(oldest.directory, oldest.place.first)
 
     async def fetch_index(self, incarnation: str, segment: int) -> None:
         """Have a segment's index in its log's directory."""
-        cached = self._cached(incarnation, segment)
-        path = _path(cached.directory, segment, "index")
+        directory = self._directory(incarnation)
+        path = _path(directory, segment, "index")
         if not os.path.exists(path):
-            body = await self.bucket.read(cached.place.key("index"), Kind.INDEX)
+            body = await self.bucket.read(self._place_of(directory, incarnation, segment).key("index"), Kind.INDEX)
             await asyncio.to_thread(_write_whole, path, body)
 
     def status(self) -> dict[str, object]:
         return {
             "segments": self.segments,
             "segment_bytes": self.segment_bytes,
-            "streams_waiting_to_be_sent": len(self._looks),
-            "cache_bytes": self._cached_bytes,
+            "streams_waiting_to_be_sent": len(self._looks.keys() | self._pauses.keys()),
+            "cache_bytes": self.cached_bytes,
         }
 
 

@@ -17,7 +17,7 @@ from vibemq.remote.archiver import Archiver
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs, Outdated
 from vibemq.remote.write_ahead import Deposed
-from vibemq.server.context import Context
+from vibemq.server.context import DEPOSED, Context
 from vibemq.server.processes import ends_with
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.shm import Board
@@ -25,8 +25,6 @@ from vibemq.storage.shm import Board
 RETRY_S = 2.0
 #: What waits for the store when the supervisor dies has this long; who starts the broker again waits for longer.
 ORPHAN_END_S = 2.0
-#: The exit code that tells the supervisor that another broker has the bucket now.
-DEPOSED = 3
 
 log = logging.getLogger("vibemq.remote")
 

@@ -18,6 +18,9 @@ from vibemq.server.datadir import metadata_path
 from vibemq.server.handover import Channel
 from vibemq.server.hangs import Beats
 
+#: The archiver's exit code when another broker has the bucket: another archiver would be of no use.
+DEPOSED = 3
+
 if TYPE_CHECKING:
     from vibemq.net.certificates import Certificates
 

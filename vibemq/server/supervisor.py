@@ -32,7 +32,7 @@ from vibemq.config import WORKERS_MAX, Config, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import datadir, handover, listeners, logs
-from vibemq.server.context import Context, Run, World
+from vibemq.server.context import DEPOSED, Context, Run, World
 from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.opening import open_bucket
 from vibemq.server.processes import OUR_SIGNALS, Process
@@ -46,8 +46,6 @@ FILES_RESERVED = 4096
 CERTIFICATES_SAID_EACH_S = 86400.0  # that they end soon: a line a day is seen and does not bury others
 ADMIN = "admin"
 ADMIN_BACKLOG = 128
-#: With which the archiver ends when another broker has the bucket.
-DEPOSED = 3
 #: How long workers may let clients go when what these wait for cannot be confirmed any more.
 DEPOSED_END_S = 3.0
 #: How long the archiver may send up what the workers have taken last.

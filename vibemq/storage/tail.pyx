@@ -138,6 +138,7 @@ cdef class Tail:
         cdef commit c
         cdef chunk header
         cdef uint64_t limit, got, at = 0, next_offset = self.next, size = <uint64_t> room.shape[0]
+        cdef bint is_damaged = False, is_end
         core.control_committed(self.log.control, &c)
         limit = c.position if c.segment == self.segment else <uint64_t> os.fstat(self.fd).st_size
         if limit <= self.position:
@@ -145,14 +146,16 @@ cdef class Tail:
         size = min(size, limit - self.position)
         got = os.preadv(self.fd, [room[:size]], self.position)
         with nogil:
-            while at < got and chunk_header_read(&room[at], got - at, self.seed, &header) == OK:
-                if chunk_bytes(&header) > got - at:
+            while got - at >= core.CHUNK_HEADER_BYTES:
+                is_damaged = chunk_header_read(&room[at], got - at, self.seed, &header) != OK
+                if is_damaged or chunk_bytes(&header) > got - at:
                     break
                 at += chunk_bytes(&header)
                 next_offset = header.chunk_id + header.records
-        if got == limit - self.position and at < got:  # damaged: the rest of the segment, whatever it is
+        if is_damaged or (got == limit - self.position and at < got):  # it goes as it is, and what lies behind it
+            is_end = got == limit - self.position
             at = got
-            if c.segment == self.segment:
+            if is_end and c.segment == self.segment:
                 next_offset = c.next_offset
         if at == 0:
             return None

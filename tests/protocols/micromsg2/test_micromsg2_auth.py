@@ -9,8 +9,9 @@ from peers.micromsg2 import PASSWORD, ROOT, USUAL, Micromsg2Peer, code
 from running import broker, wait_until
 
 from vibemq.access.permissions import Operation
-from vibemq.access.proofs import Challenge, client_proof
+from vibemq.access.proofs import Challenge
 from vibemq.access.users import add_user, change_password
+from vibemq.client.micromsg2 import client_proof
 from vibemq.protocols.micromsg2.codec import ErrorFrame, Handshake, encode_handshake, percent_encode
 from vibemq.protocols.micromsg2.extensions import lists_of
 from vibemq.server.datadir import metadata_path
@@ -39,7 +40,7 @@ def ask_challenge(peer, user):
 
 def prove(peer, user, password, as_user=None):
     s1, challenge = ask_challenge(peer, user)
-    proof = client_proof(as_user or user, password, challenge).hex()
+    proof = client_proof(as_user or user, password, challenge.salt, challenge.rounds, challenge.nonce).hex()
     peer.write(peer.c2(s1, {"microauth": {"user": as_user or user, "proof": proof}}))
 
 
@@ -154,7 +155,7 @@ def test_a_wrong_proof_is_answered_late(guarded, user, wrong):
 def test_an_overheard_proof_is_of_no_use_to_others(guarded):
     with Micromsg2Peer(guarded.running) as peer, Micromsg2Peer(guarded.running) as thief:
         s1, challenge = ask_challenge(peer, ROOT)
-        proof = client_proof(ROOT, PASSWORD, challenge).hex()
+        proof = client_proof(ROOT, PASSWORD, challenge.salt, challenge.rounds, challenge.nonce).hex()
         theirs, other = ask_challenge(thief, ROOT)
         assert (challenge.salt, challenge.rounds) == (other.salt, other.rounds)
         assert challenge.nonce != other.nonce
