@@ -6,13 +6,13 @@ answer, or lets it come once more later; Bucket, Epochs and WriteAhead are the p
 waits for a clock.
 """
 
-from __future__ from datetime import UTC, datetime
-import annotations
+from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
 import os
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
