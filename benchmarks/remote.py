@@ -76,7 +76,8 @@ def compared(found: dict[str, dict[str, list[float]]], what: str, over: str, und
     """The ratio of medians, and the spread of each."""
     middle = {name: statistics.median(values[what]) for name, values in found.items()}
     spread = {name: [min(values[what]), middle[name], max(values[what])] for name, values in found.items()}
-    ratio = round(middle[over] / middle[under], 3) if middle[under] else None  # a run too small for the clock of CPU time
+    # None: a run too small for the clock of CPU time.
+    ratio = round(middle[over] / middle[under], 3) if middle[under] else None
     return {"ratio": ratio, what: spread}
 
 
