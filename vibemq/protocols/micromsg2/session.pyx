@@ -5,7 +5,7 @@ MESSAGE frames and acknowledgements are acted upon in place and make no Python o
 the first message opens it).  The handshake goes to ``handshake.take``, commands to ``commands.handle``: plain Python.
 The life of a message through here: ``ReceiveWindow.take`` counts it; ``Micromsg2Publisher.publish`` lays it into its
 queue's batch; when that is kept the window learns it, and ``deliver`` acknowledges, once a turn, all that lies before
-the first open one.  The queue's home picks a ``Subscription`` (outlets.pyx), whose ``write`` puts the MESSAGE into the
+the first open one.  The queue's home picks a ``Subscription`` (window.pyx), whose ``write`` puts the MESSAGE into the
 outbox and the delivery into the ``SendWindow``; the peer's acknowledgement settles it with all before it.
 Protocol: README.md beside this file.
 """
@@ -19,9 +19,10 @@ from vibemq.broker.queue_table cimport QueueTable
 from vibemq.broker.stream cimport Stream
 from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_ENDING
-from vibemq.protocols.micromsg2.outlets cimport Outlet, Sender, Subscription, TopicReader
 from vibemq.protocols.micromsg2.properties cimport message_write
-from vibemq.protocols.micromsg2.window cimport DUPLICATE, OVERRUN, ReceiveWindow, SendWindow
+from vibemq.protocols.micromsg2.window cimport (
+    DUPLICATE, OVERRUN, Outlet, ReceiveWindow, Sender, SendWindow, Subscription, TopicReader,
+)
 from vibemq.protocols.micromsg2.wire cimport (
     ACK_FRAME_BYTES, FRAME_COMMAND, FRAME_EXTENSION, FRAME_MESSAGE, PARSE_NEEDS_MORE, PARSE_OK, PARSE_TOO_LARGE,
     ack_frame_write, ack_number, frame_parse, mm_frame,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The windows of one connection: what was sent and is not acknowledged, in either direction.
+"""The windows of one connection, what was sent and is not acknowledged in either direction, and what goes out.
 
 Each direction numbers its messages 1 to 65535 and then begins at 1 again; an acknowledgement settles everything up to
 its number.  Our own numbers have no gaps, so where one stands follows from the number sent last.  A peer's numbers are
@@ -9,15 +9,29 @@ Rings grow by doubling as far as the window is used, so an idle connection has n
 """
 
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
-from vibemq.protocols.micromsg2.wire cimport SEQUENCE_MAX
+from vibemq.broker.client cimport (
+    NO_SLOT, UNDELIVERABLE, UNWANTED, WRITTEN, Consumer, QueueSession, delivery, peer_key,
+)
+from vibemq.broker.messages cimport LogReader, message_view, payload_of
+from vibemq.broker.queue cimport Queue
+from vibemq.broker.queue_table cimport QueueTable
+from vibemq.broker.stream cimport Stream
+from vibemq.protocols.micromsg2.properties cimport TOO_LARGE, dotnet_type_of, properties_of
+from vibemq.protocols.micromsg2.wire cimport (
+    FRAGMENT_BYTES, SEQUENCE_MAX, extension_frame_size, extension_frame_write, message_frame_size, message_frame_write,
+)
+from vibemq.storage.core cimport amqp_pair
 
-from vibemq.protocols.micromsg2.spec import WINDOW_MAX
+from vibemq.protocols.micromsg2.spec import DOTNET_TYPE_NONE, WINDOW_MAX
 
 cdef enum:
     SEEN_WORDS = (SEQUENCE_MAX + 1) // 64
     CAPACITY_FIRST = 16
+    OUTBOX_BYTES_MAX = 512 * 1024          # of messages that wait for a peer to read; more only waits longer
+    COMPARED_BYTES_PER_TURN = 1 << 20      # of properties, by each condition of a filter: a millisecond
+    COMPARED_BYTES_MIN = 64                # what a message without properties costs
 
 cdef enum:  # states of a received message
     WAITING
@@ -25,6 +39,11 @@ cdef enum:  # states of a received message
     REFUSED
 
 cdef uint32_t window_max = WINDOW_MAX
+cdef bytes NO_TYPE = DOTNET_TYPE_NONE.encode()
+
+# Of all filters of this worker, in the turn that began then.
+cdef int64_t comparing_ms = 0
+cdef uint64_t compared_bytes = 0
 
 
 cdef int check_size(uint32_t size) except -1:
@@ -202,3 +221,241 @@ cdef class ReceiveWindow:
 
     cpdef bint is_decided(self) noexcept:
         return self.size == 0 or self.decided == self.index
+
+
+# ---- out ----
+
+
+cdef class Sender:
+    def __init__(self, QueueSession session not None, QueueTable queues not None):
+        self.session, self.queues, self.window = session, queues, SendWindow(0)
+        self.payload_max = <uint32_t> -1
+
+    cdef bint may_write(self) noexcept:
+        return self.window.has_room() and not self.session.connection.closing \
+            and self.session.connection.outbox_size - self.session.connection.outbox_head < OUTBOX_BYTES_MAX
+
+    cdef bint room(self) noexcept:
+        cdef bint room = self.sending is None and self.may_write() and not self.session.shutting_down
+        self.has_stalled |= not room
+        return room
+
+    cdef int write_extension(self, uint8_t id, const uint8_t *data, uint32_t size) except -1:
+        extension_frame_write(self.session.connection.outbox_reserve(extension_frame_size(size)), id, data, size)
+        return 0
+
+    cdef int acknowledged(self, int64_t number) except -1:
+        cdef uint32_t count = self.window.covered(number)
+        cdef sent_message s
+        cdef delivery *d
+        cdef Consumer consumer
+        if count:
+            self.session.connection.want_turn()  # whoever had no room has some now
+        while count:
+            s = self.window.oldest()[0]
+            self.window.pop()
+            count -= 1
+            if s.slot == NO_SLOT:
+                continue
+            d = &self.session.in_flight.slots[s.slot]
+            if d.consumer != NO_SLOT and d.sequence == s.slot_sequence:  # else it has gone back to the queue
+                consumer = <Consumer> self.session.by_number[d.consumer]
+                (<Queue> consumer.queue).settle(consumer, s.slot)
+        return 0
+
+    cdef bint deliver(self) except -1:
+        cdef bint more = False
+        cdef Outlet outlet
+        if self.sending is not None:
+            outlet = self.sending  # its subscription may be gone, and then nobody else holds it
+            outlet.go_on()
+        if self.session.connection.flush():
+            if self.has_autos and self.sending is None:
+                self._settle_autos()
+            more = self.sending is not None and self.may_write()
+        if self.has_stalled and self.room():
+            self._wake_stalled()
+        return more
+
+    cdef int _settle_autos(self) except -1:
+        """Without acknowledgements a message counts as delivered once the socket has taken it."""
+        cdef Consumer consumer
+        self.has_autos = False
+        for subscription in list(self.session.subscriptions.values()):
+            if isinstance(subscription, Subscription):
+                consumer = <Consumer> subscription
+                while consumer.queue is not None and consumer.own.first != NO_SLOT:
+                    (<Queue> consumer.queue).settle(consumer, consumer.own.first)
+        return 0
+
+    cdef int _wake_stalled(self) except -1:
+        cdef Consumer consumer
+        self.has_stalled = False
+        for subscription in list(self.session.subscriptions.values()):
+            if isinstance(subscription, LogReader):
+                if (<LogReader> subscription).stalled:
+                    (<LogReader> subscription).pump()
+                continue
+            consumer = <Consumer> subscription
+            if consumer.stalled and consumer.queue is not None:
+                (<Queue> consumer.queue).room_again(consumer)
+        return 0
+
+
+cdef class Outlet:
+    def __init__(self, Sender sender not None, bytes destination not None, filter):
+        self.sender, self.destination, self.filter = sender, destination, filter
+        self.compared_ms = sender.queues.now_ms  # who subscribes again and again gets no more for it
+
+    cdef bint room(self) noexcept:
+        """May it look at another message in this turn, and write it?  When not, its subscription is woken when it may.
+
+        One message a turn is always looked at: who comes last among many gets on as well."""
+        global comparing_ms, compared_bytes
+        cdef int64_t now_ms = self.sender.queues.now_ms
+        if comparing_ms != now_ms:
+            comparing_ms, compared_bytes = now_ms, 0
+        if self.filter is None or compared_bytes < COMPARED_BYTES_PER_TURN or self.compared_ms != now_ms:
+            return self.sender.room()
+        self.sender.has_stalled = True
+        self.sender.session.connection.want_turn()
+        return False
+
+    cdef int write(self, const message_view *m, int32_t consumer, int32_t slot) except -1:
+        """Write a message, or its first frame; WRITTEN, UNDELIVERABLE or UNWANTED.
+
+        The send window remembers it by the consumer's number and its slot, which may be NO_SLOT."""
+        global compared_bytes
+        cdef Sender sender = self.sender
+        cdef uint32_t properties_size = 0, payload_size = 0, sequence = 0
+        cdef const uint8_t *properties
+        cdef const uint8_t *payload
+        cdef uint8_t *out
+        if self.filter is not None:
+            self.compared_ms = sender.queues.now_ms
+            compared_bytes += COMPARED_BYTES_MIN
+            if m.is_amqp:
+                compared_bytes += <uint64_t> self.filter.count * m.amqp.application_properties_size
+            if not self.filter.matches(m):
+                return UNWANTED
+        payload = payload_of(m, &payload_size)
+        properties = properties_of(m, sender.type_data, sender.type_size, sender.dotnet_id != 0, sender.is_sharp,
+                                   &properties_size)
+        if payload_size > sender.payload_max or properties_size == TOO_LARGE:
+            return UNDELIVERABLE
+        if sender.dotnet_id:
+            self._tell_type(m)
+        if slot != NO_SLOT:
+            sequence = sender.session.in_flight.slots[slot].sequence
+        if payload_size > FRAGMENT_BYTES:
+            self.rest, self.rest_at = (<const char *> payload)[:payload_size], FRAGMENT_BYTES
+            self.rest_consumer, self.rest_slot, self.rest_sequence = consumer, slot, sequence
+            sender.sending = self
+            payload_size, slot = FRAGMENT_BYTES, NO_SLOT
+        out = sender.session.connection.outbox_reserve(
+            message_frame_size(len(self.destination), properties_size, payload_size))
+        message_frame_write(out, sender.window.next(), <const char *> self.destination, len(self.destination),
+                            properties, properties_size, payload, payload_size, self.rest is not None)
+        sender.window.push(consumer, slot, sequence)
+        return WRITTEN
+
+    cdef int _tell_type(self, const message_view *m) except -1:
+        """The .NET type of the next message, where it is not that of the last one."""
+        cdef Sender sender = self.sender
+        cdef bytes last = sender.dotnet_type_sent
+        cdef amqp_pair type
+        if not dotnet_type_of(m, &type):
+            if last is None:
+                return 0
+            type.value.data, type.value.bytes = <const uint8_t *> <const char *> NO_TYPE, <uint32_t> len(NO_TYPE)
+        if last is None or <uint32_t> len(last) != type.value.bytes \
+                or memcmp(<const char *> last, type.value.data, type.value.bytes) != 0:
+            sender.dotnet_type_sent = (<const char *> type.value.data)[:type.value.bytes]
+            sender.write_extension(sender.dotnet_id, type.value.data, type.value.bytes)
+        return 0
+
+    cdef int go_on(self) except -1:
+        """More frames of the message that is going out, as far as there is room."""
+        cdef Sender sender = self.sender
+        cdef size_t size
+        cdef bint is_last
+        cdef uint8_t *out
+        while self.rest is not None and sender.may_write():
+            size = min(<size_t> len(self.rest) - self.rest_at, <size_t> FRAGMENT_BYTES)
+            is_last = self.rest_at + size == <size_t> len(self.rest)
+            out = sender.session.connection.outbox_reserve(message_frame_size(0, 0, size))
+            message_frame_write(out, sender.window.next(), NULL, 0, NULL, 0, <const char *> self.rest + self.rest_at,
+                                size, not is_last)
+            sender.window.push(self.rest_consumer, self.rest_slot if is_last else NO_SLOT, self.rest_sequence)
+            self.rest_at += size
+            if is_last:
+                self.rest = sender.sending = None
+        return 0
+
+
+cdef dict described(int number, str name, bint active, properties, prefetch=0, in_flight=0):
+    """A subscription as the admin side shows it."""
+    return {"subscription_id": number, "stream": name, "active": active, "prefetch": prefetch, "in_flight": in_flight,
+            "properties": properties}
+
+
+cdef class Subscription(Consumer):
+    def __init__(self, str name, Outlet outlet not None, int number):
+        cdef QueueSession session = outlet.sender.session
+        self.name, self.outlet, self.number, self.deliveries = name, outlet, number, session.in_flight
+        self.peer = peer_key(session.client.user, session.peer_address)
+
+    def __str__(self):
+        return self.outlet.sender.session.peer
+
+    def leave(self, bint lost):
+        if self.queue is not None:
+            self.queue.remove_consumer(self, lost)
+
+    cdef bint room(self) noexcept:
+        return self.outlet.room()
+
+    cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size, uint32_t attempts) except -1:
+        if self.outlet.sender.window.size == 0:
+            self.outlet.sender.has_autos = True
+        return self.outlet.write(m, self.number, self.own.last)
+
+    def describe(self) -> dict:
+        properties = {"filter": self.outlet.filter.text} if self.outlet.filter is not None else {}
+        return described(self.number, self.name, self.queue is not None, properties, self.prefetch, self.own.count)
+
+    cdef int on_deleted(self) except -1:
+        self.outlet.sender.session.subscription_ended(self, None)
+        return 0
+
+    cdef int failed(self, object problem) except -1:
+        self.outlet.sender.session.fail(problem)
+        return 0
+
+
+cdef class TopicReader(LogReader):
+    def __init__(self, str name, Outlet outlet not None, int number, Stream stream, uint64_t offset, bint is_plain):
+        self.name, self.outlet, self.number, self.is_plain = name, outlet, number, is_plain
+        super().__init__(outlet.sender.queues, stream, offset)
+
+    def __str__(self):
+        return self.outlet.sender.session.peer
+
+    def leave(self, bint lost):
+        self.close()
+
+    cdef bint room(self) noexcept:
+        return self.outlet.room()
+
+    cdef int write(self, message_view *m, const uint8_t *id, uint32_t id_size) except -1:
+        return self.outlet.write(m, self.number, NO_SLOT)
+
+    def describe(self) -> dict:
+        return described(self.number, self.name, True, {"offset": str(self.next_offset)})
+
+    def ended(self, problem):
+        self.outlet.sender.session.subscription_ended(self, problem)
+
+    cdef int failed(self, object problem) except -1:
+        self.outlet.sender.session.fail(problem)
+        return 0
