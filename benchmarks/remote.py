@@ -191,7 +191,7 @@ def cold(folder: Path, rounds: int, messages: int) -> dict[str, Any]:
                "remote.cache_size_max_bytes=67108864")  # fmt: skip
     server = broker(folder / "cold", *options)
     server.start()
-    publish(server, messages)
+    publish(server, messages, keep=True)
     status = {}
     for _ in range(600):  # until all closed segments are there
         status = ask(str(server.folder / "data"), "status")["status"]
