@@ -345,7 +345,7 @@ def test_the_first_after_a_pause_and_a_whole_batch_go_up_before_the_interval_is_
 
 
 def test_of_two_brokers_of_one_name_the_older_confirms_nothing_more_and_ends_with_an_error(tmp_path, faulty, capfd):
-    with outlived(tmp_path / "old", faulty) as old:
+    with outlived(tmp_path / "old", faulty, remote__interval_ms=100) as old:
         publisher = Publisher(old)
         publisher.goes_on()
         with serving(tmp_path / "new", faulty) as new, connected(new) as connection:
