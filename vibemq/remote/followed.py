@@ -15,7 +15,7 @@ from vibemq.errors import StorageError
 from vibemq.remote.objects import CHUNKS_HEAD_BYTES, chunks_head, ledger_section, offsets_section, segment_section
 from vibemq.remote.write_ahead import Object
 from vibemq.storage import ledger
-from vibemq.storage.log import StoredOffsets
+from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.tail import Tail, local_segments
 
