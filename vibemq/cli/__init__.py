@@ -42,6 +42,7 @@ class _Main(Group):
 
     # command -> the module that has a function of its name, and its line in --help
     lazy: ClassVar[dict[str, tuple[str, str]]] = {
+        "backup": ("vibemq.cli.backup", "Copy the data directory, also while the broker runs."),
         "bench": ("vibemq.bench.cli", "Measure a broker: rates, latencies, CPU."),
         "config": ("vibemq.cli.serve", "Print every option with its default, unit and reason, as a file for --config."),
         "consume": ("vibemq.cli.consume", "Print a queue's messages, and acknowledge them."),
@@ -51,6 +52,7 @@ class _Main(Group):
         "publish": ("vibemq.cli.publish", "Publish arguments, or lines, into a queue."),
         "queues": ("vibemq.cli.queues", "The queues of a broker, wherever it is."),
         "remote": ("vibemq.cli.remote", "Look into the object store: list, verify, prune."),
+        "restore": ("vibemq.cli.backup", "Check a backup, and make a data directory of it."),
         "serve": ("vibemq.cli.serve", "Run the broker until SIGTERM or Ctrl-C."),
         "spark-check": ("vibemq.cli.spark", "Try what Spark needs here, on its executors and of the broker."),
         "streams": ("vibemq.cli.streams", "The streams of a broker, wherever it is."),
