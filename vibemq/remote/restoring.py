@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import vibemq.storage.cold as cold
@@ -20,7 +20,7 @@ from vibemq.errors import RemoteError, StorageError
 from vibemq.remote.bucket import Bucket, Missing
 from vibemq.remote.epochs import Epochs, WriteAheadObject
 from vibemq.remote.objects import Chunks, Damaged, Kind, LedgerState, Offsets, Place, Seal, Sections, SegmentBegins
-from vibemq.remote.tier import places_of_all, stub_of
+from vibemq.remote.stubs import damaged, history, mend, places_of_all, stub_of
 from vibemq.storage import ledger
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log
 from vibemq.storage.metadata import Metadata
@@ -45,9 +45,14 @@ async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_wh
     wanted = {
         record.incarnation: Restored(record, is_whole) for record in metadata.logs() if is_whole or _is_wanted(record)
     }
-    if not wanted:
+    torn = [record for record in metadata.logs() if record.incarnation not in wanted and _has_damaged_stubs(record)]
+    if not wanted and not torn:
         return
     places = await places_of_all(bucket)
+    for record in torn:
+        await mend(bucket, record.directory, places.get(record.incarnation, {}))
+    if not wanted:
+        return
     tables = asyncio.Semaphore(READS_AT_A_TIME)
     await asyncio.gather(
         *(one.take_places(bucket, places.get(incarnation, {}), tables) for incarnation, one in wanted.items())
@@ -70,14 +75,24 @@ def _is_wanted(record: StreamRecord) -> bool:
     """Is it missing here, or may it have lost what was confirmed?"""
     if not os.path.isdir(record.directory):
         return True
-    if record.durability != "remote":
-        return False
+    return record.durability == "remote" and _will_recover(record)
+
+
+def _will_recover(record: StreamRecord) -> bool:
     try:
         Log(record.directory).close()
     except StorageError as problem:
         # Of another boot, or whatever became of its page; a newer version's files are nobody's to touch.
         return problem.code not in ("ERR_VERSION", "ERR_DELETED")
     return False
+
+
+def _has_damaged_stubs(record: StreamRecord) -> bool:
+    """Recovery would begin the log behind them; in the same boot there is none, and the archiver sees to it."""
+    try:
+        return _will_recover(record) and bool(damaged(record.directory))
+    except StorageError:
+        return False  # of a newer version, as recovery will say
 
 
 async def _all_sections(epochs: Epochs) -> AsyncIterator[SegmentBegins | Chunks | Offsets | LedgerState]:
@@ -206,14 +221,3 @@ class Restored:
         if self.record.queue is not None and not os.path.exists(os.path.join(self.directory, "ledger")):
             known = self._ledger or LedgerState(self.record.incarnation, 0, ())
             ledger.restore(self.directory, known.base, list(known.ranges))
-
-
-def history(places: Iterable[Place]) -> list[Place]:
-    """Rising, without a segment that another one covers."""
-    kept: list[Place] = []
-    for place in sorted(places, key=lambda place: (place.first, place.next, place.epoch)):
-        if kept and place.first == kept[-1].first:
-            kept[-1] = place
-        elif not kept or place.first >= kept[-1].next:
-            kept.append(place)
-    return kept
