@@ -84,6 +84,12 @@ class Followed:
         return self.tail.committed[2] > self.tail.next
 
     @property
+    def waiting_bytes(self) -> int:
+        """Of chunks that no object has: in the segment that is read now, and in the active one."""
+        segment, position, _ = self.tail.committed
+        return self.tail.waiting_bytes() + (position if segment != self.tail.segment else 0)
+
+    @property
     def is_sent(self) -> bool:
         """Does this epoch's sequence have all that earlier ones had, but for what lies in closed segments?"""
         has_offsets = self._offsets_in is not None or self._look_at_offsets() is None
