@@ -228,6 +228,40 @@ def test_a_start_that_has_waited_for_long_enough_fails_and_the_next_one_has_ever
     assert restored(world, data)["events"] == (0, COUNT)
 
 
+@pytest.mark.parametrize("harm", ["damaged", "gone"])
+def test_a_start_names_a_table_that_cannot_be_used_and_restores_everything_else(world, tmp_path, caplog, at_once, harm):
+    """`verify` says what it means: one publisher may store a message twice."""
+    table = world.objects("events", "tracking")[-1]
+    if harm == "gone":
+        table.unlink()
+    else:
+        flip(table, 20)
+    assert {*restored(world, tmp_path / "other").values()} == {(0, COUNT), (0, next_of_tiered(world))}
+    assert table.name in caplog.text
+
+
+def next_of_tiered(world: World) -> int:
+    """Of a stream of durability os only closed segments are in the store."""
+    return int(world.objects("tiered")[-1].name.split("-")[1])
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_one_damaged_object_keeps_nobody_from_making_stubs_again(world, tmp_path, monkeypatch, encrypted):
+    world.only_in_the_store("tiered", 2)
+    oldest, first = world.files("tiered", "remote")[0], world.objects("tiered")[0]
+    before = oldest.read_bytes()
+    os.truncate(oldest, 0)
+    if encrypted:  # then each object's size is looked at
+        keys = tmp_path / "keys"
+        keys.touch(mode=0o600)
+        keys.write_text("1 " + "11" * 32)
+        world.bucket = Bucket(config.Remote(url=world.remote.url, encryption_keys=str(keys)))
+        first.write_bytes(first.read_bytes()[:-1] + b"?")
+    reconciled(world)
+    assert len(cold.stubs(str(oldest.parent))) == len(world.files("tiered", "remote"))
+    assert (oldest.read_bytes() == before) is not encrypted
+
+
 def test_who_was_superseded_hears_it_from_the_process_that_opens_the_bucket(world, monkeypatch):
     async def refuse(_: config.Config) -> int:
         raise Superseded("another one is there", hint="start with an empty directory")
@@ -327,6 +361,27 @@ def test_nothing_goes_up_before_stubs_were_compared_with_the_bucket(world, monke
         await tier.close()
 
     asyncio.run(compare())
+
+
+@pytest.mark.parametrize("problem", [OSError("of this disk"), StorageError("ERR_IO", "of this disk")])
+def test_a_log_that_cannot_be_compared_with_the_bucket_holds_up_no_other(world, monkeypatch, problem):
+    number, bad, real = world.not_sent("more"), str(world.directory("events")), module.mend
+
+    async def mend(bucket: Bucket, directory: str, places: dict[Place, int]) -> None:
+        if directory == bad:
+            raise problem
+        await real(bucket, directory, places)
+
+    monkeypatch.setattr(module, "mend", mend)
+
+    async def send() -> None:
+        tier = world.tier()
+        tier.look_at(world.record("more"))
+        tier.start()
+        await until((world.directory("more") / f"{number:020}.remote").exists, "the other's segment is in the store")
+        await tier.close()
+
+    asyncio.run(send())
 
 
 def harm_header(world: World, monkeypatch, segment: Path) -> None:

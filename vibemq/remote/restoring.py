@@ -20,7 +20,7 @@ from vibemq.errors import RemoteError, StorageError
 from vibemq.remote.bucket import Bucket, Missing
 from vibemq.remote.epochs import Epochs, WriteAheadObject
 from vibemq.remote.objects import Chunks, Damaged, Kind, LedgerState, Offsets, Place, Seal, Sections, SegmentBegins
-from vibemq.remote.stubs import damaged, history, mend, places_of_all, stub_of
+from vibemq.remote.stubs import damaged, history, mend, places_of_all, segment_bytes, stub_of
 from vibemq.storage import ledger
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log
 from vibemq.storage.metadata import Metadata
@@ -50,7 +50,10 @@ async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_wh
         return
     places = await places_of_all(bucket)
     for record in torn:
-        await mend(bucket, record.directory, places.get(record.incarnation, {}))
+        try:
+            await mend(bucket, record.directory, places.get(record.incarnation, {}))
+        except (StorageError, OSError) as problem:  # recovery puts it aside, and the objects stay
+            log.error("stream %r: a damaged stub is not made again: %s", record.name, problem)
     if not wanted:
         return
     tables = asyncio.Semaphore(READS_AT_A_TIME)
@@ -91,8 +94,8 @@ def _has_damaged_stubs(record: StreamRecord) -> bool:
     """Recovery would begin the log behind them; in the same boot there is none, and the archiver sees to it."""
     try:
         return _will_recover(record) and bool(damaged(record.directory))
-    except StorageError:
-        return False  # of a newer version, as recovery will say
+    except (StorageError, OSError):
+        return False  # of a newer version, or one that cannot be read, as recovery will say
 
 
 async def _all_sections(epochs: Epochs) -> AsyncIterator[SegmentBegins | Chunks | Offsets | LedgerState]:
@@ -126,6 +129,15 @@ async def _read(epochs: Epochs, one: WriteAheadObject) -> list[Sections]:
             await asyncio.sleep(RETRY_S)
 
 
+async def _table(bucket: Bucket, last: Place) -> memoryview:
+    """Empty where it is damaged or gone: then publishers whose last message is old may store one twice."""
+    try:
+        return await bucket.read(last.key("tracking"), Kind.TRACKING)
+    except (Damaged, Missing) as problem:
+        log.error("%s", problem)
+        return memoryview(b"")
+
+
 class Restored:
     """One stream, as it is put together."""
 
@@ -155,13 +167,13 @@ class Restored:
         for place in self.places:
             if place.first not in known:
                 async with tables:
-                    size = await bucket.plain_size(place.key(), Kind.SEGMENT, places[place])
+                    size = await segment_bytes(bucket, place, places[place])
                 cold.write_stub(self.directory, stub_of(place, size))
         last = self.places[-1]
         self._in_store = last.next
         if self.is_missing:
             async with tables:
-                table = await bucket.read(last.key("tracking"), Kind.TRACKING)
+                table = await _table(bucket, last)
             if len(table):
                 self._write(f"{last.next:020}.tracking", table)
 

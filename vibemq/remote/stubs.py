@@ -15,8 +15,10 @@ import time
 from collections.abc import Iterable, Mapping
 
 import vibemq.storage.cold as cold
-from vibemq.remote.bucket import Bucket
-from vibemq.remote.objects import Kind, Place, read_place
+from vibemq.remote.bucket import Bucket, Missing
+from vibemq.remote.cipher import plain_size
+from vibemq.remote.objects import Damaged, Kind, Place, read_place, tail_bytes
+from vibemq.storage.log import SEGMENT_HEADER_BYTES
 
 SUFFIX = ".remote"
 DIGITS = 20  # of a segment's number in its files' names
@@ -43,6 +45,15 @@ def history(places: Iterable[Place]) -> list[Place]:
         elif not kept or place.first >= kept[-1].next:
             kept.append(place)
     return kept
+
+
+async def segment_bytes(bucket: Bucket, place: Place, object_bytes: int) -> int:
+    """Of the segment in an object of that size.  A damaged one gets a stub, too: who reads it is told which it is."""
+    try:
+        return await bucket.plain_size(place.key(), Kind.SEGMENT, object_bytes)
+    except (Damaged, Missing) as problem:
+        log.error("%s", problem)
+        return max(SEGMENT_HEADER_BYTES + 1, plain_size(object_bytes - tail_bytes(place.key())))
 
 
 def stub_of(place: Place, size_bytes: int) -> cold.Stub:
@@ -73,7 +84,7 @@ async def mend(bucket: Bucket, directory: str, places: Mapping[Place, int]) -> N
         path = os.path.join(directory, f"{first:0{DIGITS}}{SUFFIX}")
         place = there.get(first)
         if place is not None:
-            size = await bucket.plain_size(place.key(), Kind.SEGMENT, places[place])
+            size = await segment_bytes(bucket, place, places[place])
             await asyncio.to_thread(cold.write_stub, directory, stub_of(place, size))
             log.warning("%s was damaged: it is made again from the name of object %s", path, place.key())
         elif os.path.exists(path):  # else retention has just taken it

@@ -163,7 +163,7 @@ class Tier:
 
     def _again(self, record: StreamRecord, problem: Exception) -> None:
         incarnation = record.incarnation
-        if self.metadata.stream_of(incarnation) is None:
+        if self._is_gone(incarnation):
             self.forget([incarnation])  # once more: it was deleted while something of it went up
             return
         if getattr(problem, "code", "") not in GONE:  # of a queue a segment may go while it is sent
@@ -178,6 +178,12 @@ class Tier:
                 self._wake.set()
 
         asyncio.get_running_loop().call_later(pause_s, look)
+
+    def _is_gone(self, incarnation: str) -> bool:
+        try:
+            return self.metadata.stream_of(incarnation) is None
+        except StorageError:
+            return False  # nobody knows just now
 
     async def _upload_closed(self, record: StreamRecord) -> None:
         directory = record.directory
@@ -297,7 +303,7 @@ class Tier:
                     await self._evict_left(incarnation, directory)
                     await mend(self.bucket, directory, listed)
                     await self._reconcile_one(incarnation, directory, set(listed))
-                except StorageError as problem:
+                except (StorageError, OSError) as problem:
                     log.info("%s is not compared with the object store: %s", directory, problem)
 
     async def _reconcile_one(self, incarnation: str, directory: str, listed: set[Place]) -> None:
