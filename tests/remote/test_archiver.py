@@ -34,6 +34,7 @@ from vibemq.remote.epochs import Epochs, WriteAheadObject
 from vibemq.remote.objects import Kind, Place
 from vibemq.remote.stubs import stub_of
 from vibemq.remote.tier import Tier
+from vibemq.remote.verifying import verify
 from vibemq.server import opening as server_opening
 from vibemq.server.recovery import recover_all
 from vibemq.storage import cold, identity, shm
@@ -433,6 +434,25 @@ def test_a_stream_whose_segment_cannot_be_sent_is_named_and_holds_up_no_other(wo
     asyncio.run(send())
     assert not [one for one in world.objects("events") if one.name.startswith(f"{first:020}")]
     assert (world.record("events").incarnation, first) not in world.uploaded
+
+
+def test_a_damaged_chunk_that_nothing_else_has_goes_up_as_it_is_and_verify_names_it(world):
+    """Or the disk would be full of what cannot go."""
+    first = world.not_sent("tiered")
+    harm_entries(world, None, world.directory("tiered") / f"{first:020}.segment")
+
+    async def send() -> list[str]:
+        tier = world.tier()
+        tier.look_at(world.record("tiered"))
+        tier.start()
+        await until((world.directory("tiered") / f"{first:020}.remote").exists, "it is in the store")
+        await tier.close()
+        return [
+            finding.line() for finding in (await verify(world.bucket, is_quick=False)).findings if finding.is_problem
+        ]
+
+    [line] = asyncio.run(send())
+    assert f"/{first:020}-" in line and "(CRC)" in line and "'tiered'" in line
 
 
 def test_what_is_damaged_here_and_whole_in_the_store_comes_back_as_the_status_says(world, at_once):
