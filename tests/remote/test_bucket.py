@@ -3,6 +3,8 @@
 
 import asyncio
 import os
+from collections.abc import Iterable
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +86,24 @@ def test_parts_of_a_large_object_are_those_of_the_whole(config):
         assert bytes(await bucket.read_part(KEY, Kind.SEGMENT, len(body), len(body) + 1)) == b""
 
     asyncio.run(parts())
+
+
+@pytest.mark.parametrize("left", ["what was there before", "nothing"])
+def test_what_a_store_says_it_has_taken_is_looked_at(config, monkeypatch, left):
+    async def write():
+        bucket = Bucket(config)
+        if left != "nothing":
+            await bucket.write(KEY, Kind.SEGMENT, [b"of another"])  # of the same size
+
+        async def put_async(store: object, key: str, pieces: Iterable[bytes], **_: object) -> None:
+            """As a store does that takes everything and keeps nothing."""
+            assert b"".join(pieces)
+
+        monkeypatch.setattr(bucket, "_obstore", SimpleNamespace(**{**vars(bucket._obstore), "put_async": put_async}))
+        with pytest.raises(RemoteError, match=KEY):
+            await bucket.write(KEY, Kind.SEGMENT, [b"that writer"[:10]])
+
+    asyncio.run(write())
 
 
 def test_what_is_not_there_is_missing_and_what_was_damaged_is_named(tmp_path):

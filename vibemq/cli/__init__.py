@@ -2,8 +2,8 @@
 """The ``vibemq`` command.
 
 Expected errors are one line on standard error, with a hint where there is one, and exit code
-1; wrong usage is 2.  A traceback therefore always means a mistake of ours.  A command's module is imported when it
-is called: ``vibemq serve`` must not wait for the clients.
+1; wrong usage is 2; a broker whose place another one has taken ends with 3.  A traceback therefore always means a
+mistake of ours.  A command's module is imported when it is called: ``vibemq serve`` must not wait for the clients.
 """
 
 import importlib
@@ -20,6 +20,7 @@ class _Shown(click.ClickException):
     def __init__(self, error: VibeMQError) -> None:
         super().__init__(str(error))
         self.hint = error.hint
+        self.exit_code = error.exit_code  # type: ignore[misc]  # which click reads of the instance
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"vibemq: {self.message}", err=True, file=file)

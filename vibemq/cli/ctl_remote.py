@@ -54,6 +54,9 @@ def in_words(status: dict[str, Any]) -> str:
             f"{status['url']} has not answered for {status['away_s']:.0f} s: {status['last_error']}; publishers to "
             f"streams of durability remote wait, with {status['messages_waiting']} messages"
         )
+    if unsent := status["streams_that_cannot_be_sent"]:
+        whole = "; ".join(f"{name}: {why}" for name, why in unsent.items())
+        return f"{status['url']} answers; of some streams it is not sent what should be: {whole}"
     return f"{status['url']} answers"
 
 

@@ -28,7 +28,7 @@ from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs
 from vibemq.remote.followed import Followed
 from vibemq.remote.service import Service
-from vibemq.remote.tier import Tier
+from vibemq.remote.tier import GONE, Tier, why_not
 from vibemq.remote.write_ahead import Deposed, Object, WriteAhead
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
@@ -50,7 +50,6 @@ EARLIER_LOOK_S = 10.0
 NEWER_LOOK_S = 20.0
 FOLLOW_AGAIN_S = 0.5
 SHOWN_MAX = 10  # streams, in the status
-GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
 
 log = logging.getLogger("vibemq.remote")
 
@@ -65,7 +64,7 @@ class Archiver:
         self.service = Service(os.path.dirname(metadata.path), bucket, self.tier, self.status)
         self.by_slot: dict[int, Followed] = {}
         self._dirty: dict[int, None] = {}  # slots with chunks to send, in order
-        self._unfollowed: dict[int, str] = {}  # slot -> incarnation, of those that are to be tried again
+        self._unfollowed: dict[int, tuple[StreamRecord, str]] = {}  # by slot, with the reason: they are tried again
         self._follow_due_s = 0.0
         self._rung = asyncio.Event()
         self._sent_s = 0.0  # when the last object was
@@ -225,7 +224,7 @@ class Archiver:
         except (StorageError, OSError) as problem:
             if getattr(problem, "code", "") not in GONE or self.metadata.stream_of(record.incarnation) is not None:
                 self._says.say(record.name, "stream %r cannot be sent to the object store: %s", record.name, problem)
-            self._unfollowed[record.slot] = record.incarnation
+            self._unfollowed[record.slot] = record, why_not(problem)
             return
         if made.has_chunks:
             self._dirty[record.slot] = None
@@ -239,13 +238,13 @@ class Archiver:
         if getattr(problem, "code", "") not in GONE:
             name = followed.record.name
             self._says.say(name, "stream %r cannot be sent to the object store: %s", name, problem)
-        self._unfollowed[followed.slot] = followed.incarnation
+        self._unfollowed[followed.slot] = followed.record, why_not(problem)
 
     def _follow_again(self) -> None:
         waiting, self._unfollowed = self._unfollowed, {}
-        for slot, incarnation in waiting.items():
+        for slot, (known, _) in waiting.items():
             record = self.metadata.stream_at(slot)
-            if slot not in self.by_slot and record is not None and record.incarnation == incarnation:
+            if slot not in self.by_slot and record is not None and record.incarnation == known.incarnation:
                 self._follow(record)
 
     def _uploaded(self, incarnation: str, next_offset: int) -> None:
@@ -356,6 +355,7 @@ class Archiver:
         counts = self.bucket.counts
         lags = [(f.tail.committed[2] - f.tail.remote_offset, f.record.name) for f in self.by_slot.values()]
         since_s = counts.trouble_since_s
+        unsent = {record.name: why for record, why in self._unfollowed.values() if why} | self.tier.unsent
         return {
             "url": self.config.url,
             "broker": self.config.name,
@@ -363,6 +363,7 @@ class Archiver:
             "up_s": round(time.monotonic() - self._began_s, 1),
             "streams": len(self.by_slot),
             "streams_not_followed": len(self._unfollowed),
+            "streams_that_cannot_be_sent": dict(list(unsent.items())[:SHOWN_MAX]),
             "messages_waiting": sum(lag for lag, _ in lags),
             "waiting_most": {name: lag for lag, name in sorted(lags, reverse=True)[:SHOWN_MAX] if lag},
             "objects_on_their_way": self.write_ahead.waiting,

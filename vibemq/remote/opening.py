@@ -19,7 +19,7 @@ import zstandard
 
 from vibemq.access.users import ensure_superuser
 from vibemq.config import Config
-from vibemq.errors import ConfigError, RemoteError
+from vibemq.errors import ConfigError, RemoteError, Superseded
 from vibemq.remote.bucket import Bucket, Missing, Taken
 from vibemq.remote.epochs import Epochs, Outdated
 from vibemq.remote.objects import FORMAT_KEY, Damaged, Kind, change_key, from_json, snapshot_key, to_json
@@ -39,8 +39,8 @@ RESTORING = "restoring"
 log = logging.getLogger("vibemq.remote")
 
 
-async def open_bucket(config: Config) -> None:
-    """Raises ConfigError, RemoteError, StorageError."""
+async def open_bucket(config: Config) -> int:
+    """Returns the epoch that the archiver begins with.  Raises ConfigError, Superseded, RemoteError, StorageError."""
     bucket = Bucket(config.remote)
     cluster = await _patiently(bucket)
     path = os.path.join(config.data_path, "meta.db")
@@ -48,9 +48,9 @@ async def open_bucket(config: Config) -> None:
     goes_on = await _own(config, bucket, cluster, metadata, path)
     epochs = Epochs(bucket, config.remote.name, config.data_path)
     try:
-        await epochs.take(goes_on)
+        epoch = await epochs.take(goes_on)
     except Outdated as problem:
-        raise ConfigError(str(problem), hint=problem.hint) from None
+        raise Superseded(str(problem), hint=problem.hint) from None
     await catch_up(bucket, metadata)
     await _snapshot(bucket, metadata)
     half_made = os.path.join(config.data_path, RESTORING)
@@ -58,6 +58,7 @@ async def open_bucket(config: Config) -> None:
     metadata.close()
     with contextlib.suppress(FileNotFoundError):
         os.unlink(half_made)
+    return epoch
 
 
 async def _patiently(bucket: Bucket) -> str:

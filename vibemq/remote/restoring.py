@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import vibemq.storage.cold as cold
@@ -20,7 +20,7 @@ from vibemq.errors import RemoteError, StorageError
 from vibemq.remote.bucket import Bucket, Missing
 from vibemq.remote.epochs import Epochs, WriteAheadObject
 from vibemq.remote.objects import Chunks, Damaged, Kind, LedgerState, Offsets, Place, Seal, Sections, SegmentBegins
-from vibemq.remote.tier import places_of_all, stub_of
+from vibemq.remote.stubs import damaged, history, mend, places_of_all, segment_bytes, stub_of
 from vibemq.storage import ledger
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log
 from vibemq.storage.metadata import Metadata
@@ -45,9 +45,17 @@ async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_wh
     wanted = {
         record.incarnation: Restored(record, is_whole) for record in metadata.logs() if is_whole or _is_wanted(record)
     }
-    if not wanted:
+    torn = [record for record in metadata.logs() if record.incarnation not in wanted and _has_damaged_stubs(record)]
+    if not wanted and not torn:
         return
     places = await places_of_all(bucket)
+    for record in torn:
+        try:
+            await mend(bucket, record.directory, places.get(record.incarnation, {}))
+        except (StorageError, OSError) as problem:  # recovery puts it aside, and the objects stay
+            log.error("stream %r: a damaged stub is not made again: %s", record.name, problem)
+    if not wanted:
+        return
     tables = asyncio.Semaphore(READS_AT_A_TIME)
     await asyncio.gather(
         *(one.take_places(bucket, places.get(incarnation, {}), tables) for incarnation, one in wanted.items())
@@ -70,14 +78,24 @@ def _is_wanted(record: StreamRecord) -> bool:
     """Is it missing here, or may it have lost what was confirmed?"""
     if not os.path.isdir(record.directory):
         return True
-    if record.durability != "remote":
-        return False
+    return record.durability == "remote" and _will_recover(record)
+
+
+def _will_recover(record: StreamRecord) -> bool:
     try:
         Log(record.directory).close()
     except StorageError as problem:
         # Of another boot, or whatever became of its page; a newer version's files are nobody's to touch.
         return problem.code not in ("ERR_VERSION", "ERR_DELETED")
     return False
+
+
+def _has_damaged_stubs(record: StreamRecord) -> bool:
+    """Recovery would begin the log behind them; in the same boot there is none, and the archiver sees to it."""
+    try:
+        return _will_recover(record) and bool(damaged(record.directory))
+    except (StorageError, OSError):
+        return False  # of a newer version, or one that cannot be read, as recovery will say
 
 
 async def _all_sections(epochs: Epochs) -> AsyncIterator[SegmentBegins | Chunks | Offsets | LedgerState]:
@@ -111,6 +129,15 @@ async def _read(epochs: Epochs, one: WriteAheadObject) -> list[Sections]:
             await asyncio.sleep(RETRY_S)
 
 
+async def _table(bucket: Bucket, last: Place) -> memoryview:
+    """Empty where it is damaged or gone: then publishers whose last message is old may store one twice."""
+    try:
+        return await bucket.read(last.key("tracking"), Kind.TRACKING)
+    except (Damaged, Missing) as problem:
+        log.error("%s", problem)
+        return memoryview(b"")
+
+
 class Restored:
     """One stream, as it is put together."""
 
@@ -140,13 +167,13 @@ class Restored:
         for place in self.places:
             if place.first not in known:
                 async with tables:
-                    size = await bucket.plain_size(place.key(), Kind.SEGMENT, places[place])
+                    size = await segment_bytes(bucket, place, places[place])
                 cold.write_stub(self.directory, stub_of(place, size))
         last = self.places[-1]
         self._in_store = last.next
         if self.is_missing:
             async with tables:
-                table = await bucket.read(last.key("tracking"), Kind.TRACKING)
+                table = await _table(bucket, last)
             if len(table):
                 self._write(f"{last.next:020}.tracking", table)
 
@@ -206,14 +233,3 @@ class Restored:
         if self.record.queue is not None and not os.path.exists(os.path.join(self.directory, "ledger")):
             known = self._ledger or LedgerState(self.record.incarnation, 0, ())
             ledger.restore(self.directory, known.base, list(known.ranges))
-
-
-def history(places: Iterable[Place]) -> list[Place]:
-    """Rising, without a segment that another one covers."""
-    kept: list[Place] = []
-    for place in sorted(places, key=lambda place: (place.first, place.next, place.epoch)):
-        if kept and place.first == kept[-1].first:
-            kept[-1] = place
-        elif not kept or place.first >= kept[-1].next:
-            kept.append(place)
-    return kept

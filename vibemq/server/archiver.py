@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archiver's process: takes an epoch in the bucket, then works as long as the supervisor lives (vibemq/remote)."""
+"""The archiver's process: with an epoch in the bucket it works as long as the supervisor lives (vibemq/remote).
+
+The first one of a start has the epoch that the start has taken; every later one takes the next.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ async def _run(context: Context) -> int:
     watch = asyncio.create_task(ends_with(context.supervisor_pid, ORPHAN_END_S))
     watch.add_done_callback(lambda _: None)  # it is held here, and ends with the loop
     try:
-        epoch = await _take_epoch(epochs, is_over, stop)
+        epoch = context.epoch or await _take_epoch(epochs, is_over, stop)
     except Outdated as problem:
         log.error("%s", problem)
         return DEPOSED
