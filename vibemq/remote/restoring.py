@@ -130,11 +130,6 @@ class Restored:
             os.makedirs(self.directory, mode=0o750, exist_ok=True)
         if not self.places:
             return
-        for before, after in pairwise(self.places):
-            if before.next < after.first:
-                said = "stream %r: segments with offsets %d to %d are missing in the bucket between %s and %s"
-                name = self.record.name
-                log.error(said, name, before.next, after.first - 1, before.key(), after.key())
         known = {stub.first for stub in cold.stubs(self.directory)}
         for place in self.places:
             if place.first not in known:
@@ -197,6 +192,15 @@ class Restored:
         for name in ("offsets", "ledger") if self.is_missing else ():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.directory, name))  # half made
+        settled = self._settled()
+        for place in self.places:
+            if place.next <= settled:  # a broker was killed before it deleted these objects, which this one will do
+                cold.remove_stub(self.directory, place.first)
+        for before, after in pairwise(self.places):
+            if max(before.next, settled) < after.first:
+                said = "stream %r: segments with offsets %d to %d are missing in the bucket between %s and %s"
+                name = self.record.name
+                log.error(said, name, max(before.next, settled), after.first - 1, before.key(), after.key())
         if self._offsets and not os.path.exists(os.path.join(self.directory, "offsets")):
             held = StoredOffsets(self.directory)
             for reference, offset in self._offsets.items():
@@ -205,6 +209,15 @@ class Restored:
         if self.record.queue is not None and not os.path.exists(os.path.join(self.directory, "ledger")):
             known = self._ledger or LedgerState(self.record.incarnation, 0, ())
             ledger.restore(self.directory, known.base, list(known.ranges))
+
+    def _settled(self) -> int:
+        """Of a queue: nobody needs what is below that offset."""
+        if self.record.queue is None:
+            return 0
+        try:
+            return ledger.settled(self.directory)[0]
+        except StorageError:  # not here, or damaged: recovery will say so
+            return self._ledger.base if self._ledger is not None else 0
 
 
 def history(places: Iterable[Place]) -> list[Place]:
