@@ -8,7 +8,7 @@ import pytest
 
 from vibemq.config import Remote
 from vibemq.errors import ConfigError, RemoteError
-from vibemq.remote.bucket import Bucket, Missing, Taken
+from vibemq.remote.bucket import Bucket, Counts, Missing, Taken
 from vibemq.remote.cipher import PIECE_BYTES, read_keys
 from vibemq.remote.epochs import Epochs, Outdated
 from vibemq.remote.objects import Kind
@@ -53,6 +53,24 @@ def test_whose_answer_was_lost_finds_that_it_created_the_object(tmp_path):
             await bucket.create("meta/1", Kind.CHANGE, b"hers")
 
     asyncio.run(twice())
+
+
+def test_a_store_that_takes_nothing_is_not_called_well_because_it_lists():
+    counts = Counts()
+    counts.failed("create", "no space", "make room", 100.0)
+    for now_s in (101.0, 105.0, 110.0):
+        counts.answered("list", now_s)
+        counts.answered("read", now_s)
+        counts.failed("create", "no space", "make room", now_s + 1)
+    assert (counts.trouble_since_s, counts.errors, counts.last_error, counts.advice) == (100.0, 4, "no space", "make room")
+    counts.answered("create", 112.0)
+    assert counts.trouble_since_s is None
+    counts.failed("create", "away", "is it up?", 120.0)
+    counts.answered("list", 500.0)  # whoever wanted that write has given up
+    assert counts.trouble_since_s is None
+    counts.failed("list", "away", "is it up?", 600.0)
+    counts.answered("read", 601.0)
+    assert counts.trouble_since_s is None
 
 
 def test_keys_before_the_place_that_was_asked_for_are_not_listed_whatever_the_store_says(tmp_path, monkeypatch):

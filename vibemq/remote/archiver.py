@@ -36,7 +36,7 @@ from vibemq.storage.shm import Board
 STATES_PER_LOOK = 500
 STATE_LOOK_S = 1.0
 TROUBLE_SAID_EACH_S = 60.0
-#: A store that has not answered for so long is said to be away.
+#: A store that has taken nothing for so long is said to be away.
 TROUBLE_AFTER_S = 5.0
 END_TIMEOUT_S = 10.0
 IDLE_S = 0.2
@@ -70,7 +70,8 @@ class Archiver:
         self._again_due_s = time.monotonic() + self.config.segment_age_s
         self._again_below = 0
         self._has_earlier = True  # objects of earlier epochs
-        self._last_trouble_s = -TROUBLE_SAID_EACH_S
+        self._away_since_s: float | None = None  # once that is said
+        self._say_away_s = 0.0  # not before
         self._began_s = time.monotonic()
         self._says = OnceAMinute(log, logging.ERROR)
 
@@ -316,19 +317,27 @@ class Archiver:
             self.write_ahead.failure.set_exception(Deposed(f"of broker {self.config.name!r}", by))
 
     def _check(self) -> None:
-        """Raises what ended the sequence; says that the store is away."""
+        """Raises what ended the sequence; says that the store is away, and when it is back."""
         if self.write_ahead.failure.done():
             self.write_ahead.failure.result()
-        since_s, now_s = self.bucket.counts.trouble_since_s, time.monotonic()
-        if since_s is None or now_s - since_s < TROUBLE_AFTER_S or now_s < self._last_trouble_s + TROUBLE_SAID_EACH_S:
+        counts, now_s = self.bucket.counts, time.monotonic()
+        if counts.trouble_since_s is None:
+            if self._away_since_s is not None:
+                said = "the object store answers again, after %.0f s; what waited is confirmed as it arrives there"
+                log.warning(said, now_s - self._away_since_s)
+                self._away_since_s, self._say_away_s = None, 0.0
             return
-        self._last_trouble_s = now_s
+        away_s = now_s - counts.trouble_since_s
+        if away_s < TROUBLE_AFTER_S or now_s < self._say_away_s:
+            return
+        self._away_since_s, self._say_away_s = counts.trouble_since_s, now_s + TROUBLE_SAID_EACH_S
         log.error(
-            "the object store has not answered for %.0f s: %s; publishers to streams of durability remote wait, "
-            "%d objects are on their way",
-            now_s - since_s,
-            self.bucket.counts.last_error,
+            "the object store has taken nothing for %.0f s: %s; publishers to streams of durability remote wait, with "
+            "%d objects on their way, and it is tried again until it succeeds: %s",
+            away_s,
+            counts.last_error,
             self.write_ahead.waiting,
+            counts.advice,
         )
 
     def status(self) -> dict[str, object]:
@@ -348,6 +357,7 @@ class Archiver:
             "write_ahead_objects": self.write_ahead.confirmed - self.write_ahead.first,
             "away_s": 0.0 if since_s is None else round(time.monotonic() - since_s, 1),
             "last_error": counts.last_error,
+            "advice": counts.advice,
             "requests": {"put": counts.puts, "get": counts.gets, "list": counts.lists, "delete": counts.deletes},
             "errors": counts.errors,
             "sent_bytes": counts.sent_bytes,

@@ -11,7 +11,7 @@ import importlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -39,8 +39,15 @@ READ_PIECES = 4
 CLIENT_OPTIONS = {"allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout"}
 #: Known by what stores say: for a list that is denied, and for a bucket that is not there, obstore has no error of its
 #: own; who has no credentials at all asks for some at an address that only a machine of a cloud reaches.
-DENIED = re.compile(r"status code: 40[13]\b|//169\.254\.169\.254/")
+DENIED = re.compile(r"status code: 40[13]\b|//169\.254\.169\.254/|Permission denied \(os|Read-only file system")
+FULL = re.compile(r"status code: 507\b|No space left on device|Disk quota exceeded|<Code>\w*(Quota|StorageFull)\w*<")
 NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)<|specified bucket does not exist")
+WRITES = ("create", "write")
+WRITE_TRIED_AGAIN_S = 120.0  # or whoever wanted it has given up: no answer within its time, and a pause
+ADVICE_AWAY = "is the store up, and can this machine reach it?"
+ADVICE_DENIED = "look at the credentials and the rights on the bucket"
+ADVICE_FULL = "make room in the store, or raise its quota"
+ADVICE_NO_BUCKET = "create the bucket, or name another one in remote.url"
 
 log = logging.getLogger("vibemq.remote")
 Result = TypeVar("Result")
@@ -76,7 +83,25 @@ class Counts:
     received_bytes: int = 0
     errors: int = 0
     last_error: str = ""
-    trouble_since_s: float | None = field(default=None)  # by the loop's clock; None: the last request was answered
+    advice: str = ""  # what to do about it
+    # By the loop's clock. None: the last request was answered and, where that only looked, the last write was as well.
+    trouble_since_s: float | None = None
+    _refused_write_s: float | None = None
+
+    def answered(self, what: str, now_s: float) -> None:
+        """A full store lists and reads as ever, and whoever was refused tries again soon."""
+        refused_s = self._refused_write_s
+        if what not in WRITES and refused_s is not None and now_s - refused_s < WRITE_TRIED_AGAIN_S:
+            return
+        self.trouble_since_s = self._refused_write_s = None
+
+    def failed(self, what: str, said: str, advice: str, now_s: float) -> None:
+        self.errors += 1
+        self.last_error, self.advice = said, advice
+        if what in WRITES:
+            self._refused_write_s = now_s
+        if self.trouble_since_s is None:
+            self.trouble_since_s = now_s
 
 
 class Bucket:
@@ -124,26 +149,30 @@ class Bucket:
             result = await asyncio.wait_for(request(), limit_s or REQUEST_TIMEOUT_S * (RETRIES + 1))
         except Exception as problem:
             raise self._problem(what, key, problem) from None
-        self.counts.trouble_since_s = None
+        self._answered(what)
         return result
 
+    def _answered(self, what: str) -> None:
+        self.counts.answered(what, asyncio.get_running_loop().time())
+
     def _problem(self, what: str, key: str, problem: Exception) -> RemoteError:
-        kinds, counts, said = self._obstore.exceptions, self.counts, _said(problem)
+        kinds, said = self._obstore.exceptions, _said(problem)
         is_missing = isinstance(problem, kinds.NotFoundError | FileNotFoundError)
         has_bucket = NO_BUCKET.search(said) is None
         if has_bucket and (is_missing or isinstance(problem, kinds.AlreadyExistsError)):
-            counts.trouble_since_s = None
+            self._answered(what)
             return Missing(f"object {key} does not exist in {self.url}") if is_missing else _taken(key)
-        counts.errors += 1
-        counts.last_error = f"{what} {key}: {said}"
-        if counts.trouble_since_s is None:
-            counts.trouble_since_s = asyncio.get_running_loop().time()
-        text = f"cannot {what} {key} in {self.url}: {said}"
         if not has_bucket:
-            return RemoteError(text, hint="create the bucket, or name another one in remote.url")
-        if isinstance(problem, kinds.PermissionDeniedError | kinds.UnauthenticatedError) or DENIED.search(said):
-            return RemoteError(text, hint="look at the credentials and the rights on the bucket")
-        return Away(text, hint="it is tried again")
+            advice = ADVICE_NO_BUCKET
+        elif isinstance(problem, kinds.PermissionDeniedError | kinds.UnauthenticatedError) or DENIED.search(said):
+            advice = ADVICE_DENIED
+        else:
+            advice = ADVICE_FULL if FULL.search(said) else ADVICE_AWAY
+        self.counts.failed(what, f"{what} {key}: {said}", advice, asyncio.get_running_loop().time())
+        text = f"cannot {what} {key} in {self.url}: {said}"
+        if advice in (ADVICE_NO_BUCKET, ADVICE_DENIED):
+            return RemoteError(text, hint=advice)
+        return Away(text, hint=f"it is tried again; {advice}")
 
     # ---- writing ----
 
@@ -347,7 +376,7 @@ class Bucket:
                     ]
         except Exception as problem:
             raise self._problem("list", prefix, problem) from None
-        self.counts.trouble_since_s = None
+        self._answered("list")
         return sorted(found)
 
 
