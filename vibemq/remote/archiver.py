@@ -311,7 +311,10 @@ class Archiver:
         self.tier.in_background(self.write_ahead.prune(below))
 
     async def _look_for_newer(self) -> None:
-        """Who sends nothing meets no seal, and must not sweep what is another's by now."""
+        """Who sends nothing meets no seal, and must not sweep what is another's by now, or in another's bucket."""
+        bound = self.metadata.binding()
+        assert bound is not None
+        await self.bucket.bind(bound[0])
         by = await self.epochs.newer_than(self.write_ahead.epoch)
         if by is not None and not self.write_ahead.failure.done():
             self.write_ahead.failure.set_exception(Deposed(f"of broker {self.config.name!r}", by))

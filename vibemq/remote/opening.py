@@ -66,11 +66,9 @@ async def _patiently(bucket: Bucket) -> str:
     while True:
         try:
             try:
-                body = await bucket.read(FORMAT_KEY, Kind.FORMAT)
+                return await bucket.cluster()
             except Missing:
                 await bucket.create(FORMAT_KEY, Kind.FORMAT, to_json(cluster=secrets.token_hex(8)))
-                continue
-            return str(from_json(FORMAT_KEY, body)["cluster"])
         except Taken:
             continue  # somebody else has just made it
         except RemoteError as problem:

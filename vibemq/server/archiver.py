@@ -53,14 +53,14 @@ async def _run(context: Context) -> int:
 
     watch = asyncio.create_task(ends_with(context.supervisor_pid, ORPHAN_END_S))
     watch.add_done_callback(lambda _: None)  # it is held here, and ends with the loop
+    metadata = Metadata(context.metadata_path)
     try:
-        epoch = await _take_epoch(epochs, is_over, stop)
+        epoch = await _take_epoch(bucket, metadata, epochs, is_over, stop)
     except Outdated as problem:
         log.error("%s", problem)
         return DEPOSED
     if epoch is None:
         return 0
-    metadata = Metadata(context.metadata_path)
     reserve = Reserve(context.data_dir, context.config.store.disk_free_min_bytes)
     metadata.make_room, metadata.retry = reserve.make_room, reserve.retry
     board = Board(context.board_fd, context.archiver_seat, context.doorbell_fds)
@@ -75,9 +75,14 @@ async def _run(context: Context) -> int:
     return 0
 
 
-async def _take_epoch(epochs: Epochs, is_over: Callable[[], bool], stop: asyncio.Event) -> int | None:
+async def _take_epoch(
+    bucket: Bucket, metadata: Metadata, epochs: Epochs, is_over: Callable[[], bool], stop: asyncio.Event
+) -> int | None:
+    bound = metadata.binding()
+    assert bound is not None  # by who opened the bucket
     while not is_over():
         try:
+            await bucket.bind(bound[0])
             return await epochs.take()
         except Outdated:
             raise
