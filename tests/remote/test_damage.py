@@ -17,6 +17,7 @@ from running import wait_until, written
 from test_failures import bodies, connected, event, lost, serving, whole
 
 from vibemq.errors import VibeMQError
+from vibemq.remote.restoring import HARMED
 
 pytest.importorskip("obstore", reason="needs the extra remote")
 pytestmark = pytest.mark.timeout(60)
@@ -108,6 +109,28 @@ def test_a_damaged_write_ahead_object_is_named_and_takes_nothing_else_with_it(tm
         assert all(found == [event(at) for at in range(len(found))] for found in there)
         assert read_what_can_be(connection) == set(range(COUNT))
     assert key in written(capfd)
+
+
+def test_what_lies_behind_a_damaged_object_is_told_of_and_can_be_had_back_with_it(tmp_path, history, capfd):
+    with (
+        lost(tmp_path / "other", history) as running,
+        connected(running) as connection,
+        connection.publisher("other0", "ref") as publisher,
+    ):
+        for number in range(10, 14):
+            publisher.publish([event(number)])
+            publisher.flush()
+    key = max(key for key in history.keys("wal/") if event(11) in history.read(key))
+    whole_object = history.read(key)
+    flip(history, key)
+    with lost(tmp_path / "third", history) as running, connected(running) as connection:
+        assert bodies(connection, "other0") == [event(number) for number in range(11)]
+        said = written(capfd)
+        assert key in said and "stream 'other0' ends at offset 11:" in said
+    assert "other0" in (tmp_path / "third" / HARMED).read_text()
+    history.overwrite(key, whole_object)
+    with serving(tmp_path / "fourth", history) as running, connected(running) as connection:
+        assert whole(connection, 14, "other0") == 14
 
 
 def test_a_missing_change_of_the_metadata_is_named_and_nothing_is_served_without_it(tmp_path, history, capfd):

@@ -25,6 +25,7 @@ from vibemq.once_a_minute import OnceAMinute, say_due
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs
 from vibemq.remote.followed import Followed
+from vibemq.remote.restoring import HARMED
 from vibemq.remote.service import Service
 from vibemq.remote.tier import Tier
 from vibemq.remote.write_ahead import Deposed, Object, WriteAhead
@@ -41,6 +42,7 @@ TROUBLE_AFTER_S = 5.0
 END_TIMEOUT_S = 10.0
 IDLE_S = 0.2
 EARLIER_LOOK_S = 10.0
+HARMED_SAID_EACH_S = 3600.0
 #: A listing each: a dollar a month.
 NEWER_LOOK_S = 20.0
 FOLLOW_AGAIN_S = 0.5
@@ -294,6 +296,14 @@ class Archiver:
 
     def _forget_earlier(self) -> None:
         """Once this epoch, or segments of the store, have all that earlier ones did."""
+        harmed = os.path.join(os.path.dirname(self.metadata.path), HARMED)
+        if os.path.exists(harmed):
+            said = (
+                "objects of earlier epochs stay in the bucket: some were not whole at a start, as %s says; delete that "
+            )
+            self._says.say(harmed, said + "file once nobody wants to put them back", harmed)
+            self._earlier_due_s += HARMED_SAID_EACH_S
+            return
         of_remote = [record for record in self.metadata.logs() if record.durability == "remote"]
         if self.tier.is_busy or any(
             (followed := self.by_slot.get(record.slot)) is None or not followed.is_sent for record in of_remote

@@ -23,7 +23,7 @@ from vibemq.errors import ConfigError, RemoteError
 from vibemq.remote.bucket import Bucket, Missing, Taken
 from vibemq.remote.epochs import Epochs, Outdated
 from vibemq.remote.objects import FORMAT_KEY, Damaged, Kind, change_key, from_json, snapshot_key, to_json
-from vibemq.remote.restoring import restore_logs
+from vibemq.remote.restoring import HARMED, restore_logs
 from vibemq.storage.metadata import Metadata, restore
 
 #: A store that does not answer for so long keeps the broker from starting: who supervises it tries again.
@@ -54,7 +54,10 @@ async def open_bucket(config: Config) -> None:
     await catch_up(bucket, metadata)
     await _snapshot(bucket, metadata)
     half_made = os.path.join(config.data_path, RESTORING)
-    await restore_logs(bucket, epochs, metadata, is_whole=os.path.exists(half_made))
+    harmed = await restore_logs(bucket, epochs, metadata, is_whole=os.path.exists(half_made))
+    if harmed:
+        with open(os.path.join(config.data_path, HARMED), "a", encoding="utf-8") as file:
+            file.writelines(f"{one}\n" for one in harmed)
     metadata.close()
     with contextlib.suppress(FileNotFoundError):
         os.unlink(half_made)

@@ -31,12 +31,19 @@ READS_AT_A_TIME = 16
 #: So long a start waits for an object; then it fails, and the next one begins again.
 ANSWER_TIMEOUT_S = 60.0
 RETRY_S = 1.0
+#: A file in the data directory that names what was not whole. As long as it is there no older object is deleted, so
+#: that whoever puts those back finds the rest.
+HARMED = "harmed-objects"
+ADVICE = (
+    "To have them back, stop this broker before anybody publishes, put the objects that are missing or damaged back "
+    "from a copy or a version of the bucket, and start with an empty data directory again"
+)
 
 log = logging.getLogger("vibemq.remote")
 
 
-async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_whole: bool) -> None:
-    """Before recovery.  What cannot be read is named in the log, and the rest is restored.
+async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_whole: bool) -> list[str]:
+    """Before recovery.  What cannot be read is named in the log, and the rest is restored.  Returns what that has cost.
 
     ``is_whole``: the data directory as a whole, so that what is there was only begun.
     """
@@ -45,17 +52,17 @@ async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_wh
         record.incarnation: Restored(record, is_whole) for record in metadata.logs() if is_whole or _is_wanted(record)
     }
     if not wanted:
-        return
+        return []
+    harmed: list[str] = []
     places = await places_of_all(bucket)
     tables = asyncio.Semaphore(READS_AT_A_TIME)
     await asyncio.gather(
         *(one.take_places(bucket, places.get(incarnation, {}), tables) for incarnation, one in wanted.items())
     )
-    async for found in _all_sections(epochs):
+    async for found in _all_sections(epochs, harmed):
         if (one := wanted.get(found.incarnation)) is not None:
             one.lay(found)
-    for one in wanted.values():
-        one.finish()
+    holes = [hole for one in wanted.values() if (hole := one.finish())]
     log.warning(
         "restored %d streams from the object store in %.1f s: %d segments there, %d bytes of chunks brought back",
         len(wanted),
@@ -63,6 +70,7 @@ async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_wh
         sum(len(one.places) for one in wanted.values()),
         sum(one.laid_bytes for one in wanted.values()),
     )
+    return [*holes, *harmed] if holes else []  # what was held elsewhere too was not missed
 
 
 def _is_wanted(record: StreamRecord) -> bool:
@@ -79,22 +87,25 @@ def _is_wanted(record: StreamRecord) -> bool:
     return False
 
 
-async def _all_sections(epochs: Epochs) -> AsyncIterator[SegmentBegins | Chunks | Offsets | LedgerState]:
-    """Of every write-ahead object that is left, in their order; some are read ahead."""
+async def _all_sections(
+    epochs: Epochs, harmed: list[str]
+) -> AsyncIterator[SegmentBegins | Chunks | Offsets | LedgerState]:
+    """Of every write-ahead object that is left, in their order; some are read ahead.  ``harmed``: what is not whole."""
     objects = await epochs.objects()
     before, is_ended = None, False
     for at in range(0, len(objects), READS_AT_A_TIME):
         some = objects[at : at + READS_AT_A_TIME]
-        for one, found in zip(some, await asyncio.gather(*(_read(epochs, one) for one in some)), strict=True):
+        for one, found in zip(some, await asyncio.gather(*(_read(epochs, one, harmed) for one in some)), strict=True):
             if before is not None and before.epoch == one.epoch and one.number != before.number + 1 and not is_ended:
                 log.error("objects are missing in the bucket between %s and %s", before.key, one.key)
+                harmed.append(f"objects are missing between {before.key} and {one.key}")
             before, is_ended = one, any(isinstance(section, Seal) for section in found)
             for section in found:
                 if isinstance(section, SegmentBegins | Chunks | Offsets | LedgerState):
                     yield section
 
 
-async def _read(epochs: Epochs, one: WriteAheadObject) -> list[Sections]:
+async def _read(epochs: Epochs, one: WriteAheadObject, harmed: list[str]) -> list[Sections]:
     """What is damaged or gone is named; a store that does not answer is asked again.  RemoteError: for too long."""
     deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
     while True:
@@ -102,6 +113,7 @@ async def _read(epochs: Epochs, one: WriteAheadObject) -> list[Sections]:
             return await epochs.read(one)
         except (Damaged, Missing) as problem:
             log.error("%s", problem)
+            harmed.append(str(problem))
             return []
         except RemoteError as problem:
             if time.monotonic() >= deadline_s:
@@ -120,6 +132,7 @@ class Restored:
         self.laid_bytes = 0
         self._in_store = 0  # offsets below it lie in segments of the store
         self._files: dict[int, int] = {}  # first offset of a segment -> descriptor
+        self._laid: dict[int, list[tuple[int, int, int, int]]] = {}  # -> bytes and offsets: begin, end, first, next
         self._offsets: dict[bytes, int] = {}
         self._ledger: LedgerState | None = None
 
@@ -157,6 +170,8 @@ class Restored:
         elif found.segment >= self._in_store and (file := self._files.get(found.segment)) is not None:
             os.pwrite(file, found.data, found.position)
             self.laid_bytes += len(found.data)
+            end = found.position + len(found.data)
+            self._laid.setdefault(found.segment, []).append((found.position, end, found.first, found.next))
 
     def _begin(self, found: SegmentBegins) -> None:
         if found.first in self._files:
@@ -184,11 +199,12 @@ class Restored:
             file.write(body)
         os.rename(f"{path}.tmp", path)
 
-    def finish(self) -> None:
+    def finish(self) -> str:
+        """Returns what is lost of what was published last; "": nothing."""
         for file in self._files.values():
             os.close(file)
         if not os.path.isdir(self.directory):
-            return  # recovery makes an empty log, and says so
+            return ""  # recovery makes an empty log, and says so
         for name in ("offsets", "ledger") if self.is_missing else ():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.directory, name))  # half made
@@ -209,6 +225,22 @@ class Restored:
         if self.record.queue is not None and not os.path.exists(os.path.join(self.directory, "ledger")):
             known = self._ledger or LedgerState(self.record.incarnation, 0, ())
             ledger.restore(self.directory, known.base, list(known.ranges))
+        return self._hole() if self.is_missing else ""
+
+    def _hole(self) -> str:
+        """A log has none: it ends there, and what lies behind goes into quarantine."""
+        for pieces in (sorted(self._laid[segment]) for segment in sorted(self._laid)):
+            end, after = SEGMENT_HEADER_BYTES, pieces[0][2]
+            for begin, next_end, first, next_offset in pieces:
+                if begin > end:
+                    last = max(piece[3] for piece in pieces) - 1
+                    hole = (
+                        f"stream {self.record.name!r} ends at offset {after}: the next messages are in no whole object"
+                    )
+                    log.error("%s, and those from %d to %d go into a .quarantine file. %s", hole, first, last, ADVICE)
+                    return hole
+                end, after = max(end, next_end), max(after, next_offset)
+        return ""
 
     def _settled(self) -> int:
         """Of a queue: nobody needs what is below that offset."""

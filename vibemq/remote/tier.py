@@ -148,7 +148,8 @@ class Tier:
         if self.metadata.stream_of(incarnation) is None:
             self._pauses.pop(incarnation, None)
             return
-        if getattr(problem, "code", "") not in GONE:  # of a queue a segment may go while it is sent
+        is_gone = isinstance(problem, FileNotFoundError) or getattr(problem, "code", "") in GONE
+        if not is_gone:  # of a queue a segment may go while it is sent
             self._says.say(incarnation, "segments of stream %r are not sent up yet: %r", record.name, problem)
         pause_s = self._pauses[incarnation] = min(self._pauses.get(incarnation, RETRY_S_MIN / 2) * 2, RETRY_S_MAX)
 
