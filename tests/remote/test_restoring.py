@@ -14,7 +14,7 @@ import vibemq.storage.cold as cold
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote.archiver import Archiver
 from vibemq.remote.objects import Chunks, LedgerState, Place, SegmentBegins
-from vibemq.remote.restoring import HARMED, Restored
+from vibemq.remote.restoring import CHUNK_HEADER, HARMED, Restored
 
 INCARNATION = "00112233445566ff"
 
@@ -27,6 +27,11 @@ class Segments:
 
     async def read(self, *_: object) -> memoryview:
         return memoryview(b"")
+
+
+def chunk(epoch: int, size: int = 100) -> memoryview:
+    """Of that size in all."""
+    return memoryview(CHUNK_HEADER.pack(epoch, size - CHUNK_HEADER.size, 0, 0) + bytes(size - CHUNK_HEADER.size))
 
 
 def restored(directory: str, is_queue: bool, *ranges: tuple[int, int]) -> Restored:
@@ -80,6 +85,49 @@ def test_segments_that_somebody_may_need_are_missed_by_name(tmp_path, caplog, is
     made.finish()
     since = 120 if is_queue else 100
     assert f"segments with offsets {since} to 299 are missing in the bucket" in caplog.text
+
+
+def test_of_two_segments_that_begin_at_one_offset_the_one_of_the_later_epoch_is_laid(tmp_path):
+    """The former was sent, and behind it in the sequence something was missing: it was never confirmed."""
+    made = restored(str(tmp_path / "log"), False)
+    for header, body, table in ((b"f", chunk(1, 200), b"one"), (b"l", chunk(2), b"two")):
+        made.lay(SegmentBegins(INCARNATION, 70, memoryview(header * 64), memoryview(table)))
+        made.lay(Chunks(INCARNATION, 70, 64, 70, 80, body))
+    assert made.finish() == ""
+    assert (tmp_path / "log" / f"{70:020}.segment").read_bytes() == b"l" * 64 + bytes(chunk(2))
+    assert (tmp_path / "log" / f"{70:020}.tracking").read_bytes() == b"two"
+
+
+def test_a_segment_of_an_epoch_that_is_over_before_it_begins_is_dropped(tmp_path):
+    """With its table of publishing ids, which nobody has confirmed."""
+    made = restored(str(tmp_path / "log"), False)
+    header, table = memoryview(bytes(64)), memoryview(b"ids")
+    for first, position, begin, after, epoch in ((0, 64, 0, 10, 1), (20, 64, 20, 30, 1), (0, 164, 10, 20, 2)):
+        made.lay(SegmentBegins(INCARNATION, first, header, table))
+        made.lay(Chunks(INCARNATION, first, position, begin, after, chunk(epoch)))
+    assert made.finish() == ""
+    assert not [path.name for path in (tmp_path / "log").iterdir() if path.name.startswith(f"{20:020}")]
+
+
+def test_segments_of_rising_epochs_are_kept_however_often_they_came(tmp_path):
+    made = restored(str(tmp_path / "log"), False)
+    header, empty = memoryview(bytes(64)), memoryview(b"")
+    for first, epoch in ((0, 1), (10, 1), (0, 1), (10, 1), (20, 2), (10, 1)):
+        made.lay(SegmentBegins(INCARNATION, first, header, empty))
+        made.lay(Chunks(INCARNATION, first, 64, first, first + 10, chunk(epoch)))
+    assert made.finish() == ""
+    names = sorted(path.name for path in (tmp_path / "log").glob("*.segment"))
+    assert names == [f"{first:020}.segment" for first in (0, 10, 20)]
+
+
+def test_a_segment_that_begins_among_messages_of_a_later_epoch_is_dropped(tmp_path):
+    made = restored(str(tmp_path / "log"), False)
+    header, empty = memoryview(bytes(64)), memoryview(b"")
+    for first, position, begin, after in ((0, 64, 0, 10), (20, 64, 20, 30), (0, 64, 0, 10), (0, 74, 10, 25)):
+        made.lay(SegmentBegins(INCARNATION, first, header, empty))
+        made.lay(Chunks(INCARNATION, first, position, begin, after, memoryview(bytes(10))))
+    assert made.finish() == ""
+    assert [path.name for path in (tmp_path / "log").glob("*.segment")] == [f"{0:020}.segment"]
 
 
 def test_older_objects_stay_as_long_as_somebody_may_put_back_what_is_missing_of_them(tmp_path, caplog):

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import struct
 import time
 from collections.abc import AsyncIterator, Iterable
 from itertools import pairwise
@@ -31,6 +32,8 @@ READS_AT_A_TIME = 16
 #: So long a start waits for an object; then it fails, and the next one begins again.
 ANSWER_TIMEOUT_S = 60.0
 RETRY_S = 1.0
+#: Epoch, sizes of entries, trailer and filter (csrc/log/FORMAT.md).
+CHUNK_HEADER = struct.Struct(">20xI12xIIB3x")
 #: A file in the data directory that names what was not whole. As long as it is there no older object is deleted, so
 #: that whoever puts those back finds the rest.
 HARMED = "harmed-objects"
@@ -133,6 +136,7 @@ class Restored:
         self._in_store = 0  # offsets below it lie in segments of the store
         self._files: dict[int, int] = {}  # first offset of a segment -> descriptor
         self._laid: dict[int, list[tuple[int, int, int, int]]] = {}  # -> bytes and offsets: begin, end, first, next
+        self._epochs: dict[int, tuple[int | None, int]] = {}  # of a segment's first chunk, and the highest in it
         self._offsets: dict[bytes, int] = {}
         self._ledger: LedgerState | None = None
 
@@ -172,10 +176,19 @@ class Restored:
             self.laid_bytes += len(found.data)
             end = found.position + len(found.data)
             self._laid.setdefault(found.segment, []).append((found.position, end, found.first, found.next))
+            self._note_epochs(found)
+            for first in [first for first in self._files if found.segment < first < found.next]:
+                self._drop(first)
+
+    # An object may lie behind one that was never created: then what is in it was not confirmed, and a later epoch's
+    # messages got the same offsets. What a later epoch says holds.
 
     def _begin(self, found: SegmentBegins) -> None:
-        if found.first in self._files:
+        file = self._files.get(found.first)
+        if file is not None and os.pread(file, SEGMENT_HEADER_BYTES, 0) == bytes(found.header):
             return
+        if file is not None:
+            self._drop(found.first)
         path = os.path.join(self.directory, f"{found.first:020}.segment")
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         header = os.pread(file, SEGMENT_HEADER_BYTES, 0)
@@ -193,6 +206,36 @@ class Restored:
         if len(found.tracking) and not os.path.exists(os.path.join(self.directory, table)):
             self._write(table, found.tracking)
 
+    def _note_epochs(self, found: Chunks) -> None:
+        lowest, highest = self._epochs.get(found.segment, (None, 0))
+        at = 0
+        while at + CHUNK_HEADER.size <= len(found.data):
+            epoch, data, trailer, filter = CHUNK_HEADER.unpack_from(found.data, at)
+            if found.position + at == SEGMENT_HEADER_BYTES:
+                lowest = epoch
+            highest = max(highest, epoch)
+            at += CHUNK_HEADER.size + data + trailer + filter
+        self._epochs[found.segment] = lowest, highest
+
+    def _drop_older(self) -> None:
+        """Segments that begin with an epoch that is over in the one before: epochs rise in a log."""
+        newest = 0
+        for first in sorted(self._files):
+            lowest, highest = self._epochs.get(first, (None, newest))
+            if lowest is not None and lowest < newest:
+                self._drop(first)
+            else:
+                newest = max(newest, highest)
+
+    def _drop(self, first: int) -> None:
+        """A segment that is none."""
+        os.close(self._files.pop(first))
+        self._laid.pop(first, None)
+        self._epochs.pop(first, None)
+        for suffix in ("segment", "tracking"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.directory, f"{first:020}.{suffix}"))
+
     def _write(self, name: str, body: memoryview) -> None:
         path = os.path.join(self.directory, name)
         with open(f"{path}.tmp", "wb", opener=lambda name, flags: os.open(name, flags, 0o640)) as file:
@@ -201,6 +244,7 @@ class Restored:
 
     def finish(self) -> str:
         """Returns what is lost of what was published last; "": nothing."""
+        self._drop_older()
         for file in self._files.values():
             os.close(file)
         if not os.path.isdir(self.directory):
