@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 import vibemq.storage.cold as cold
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote.archiver import Archiver
-from vibemq.remote.objects import Chunks, LedgerState, Place, SegmentBegins
-from vibemq.remote.restoring import CHUNK_HEADER, HARMED, Restored
+from vibemq.remote.epochs import WriteAheadObject
+from vibemq.remote.objects import Chunks, LedgerState, Place, Seal, SegmentBegins
+from vibemq.remote.restoring import CHUNK_HEADER, HARMED, Restored, _all_sections
 
 INCARNATION = "00112233445566ff"
 
@@ -61,13 +63,13 @@ def test_segments_of_a_queue_that_were_settled_are_not_missed_and_those_left_of_
     assert [stub.first for stub in cold.stubs(str(directory))] == ([400] if base == 400 else [300, 400])
 
 
-def test_a_hole_in_what_was_published_last_is_told_with_what_lies_behind_it(tmp_path, caplog):
+def test_a_hole_in_what_was_published_last_is_told_with_what_lies_behind_it(tmp_path):
     made = restored(str(tmp_path / "log"), False)
     made.lay(SegmentBegins(INCARNATION, 0, memoryview(bytes(64)), memoryview(b"")))
     for position, first, after in ((64, 0, 10), (164, 10, 20), (364, 30, 40), (64, 0, 10)):  # some come again
         made.lay(Chunks(INCARNATION, 0, position, first, after, memoryview(bytes(100))))
-    assert made.finish().startswith("stream 'tasks' ends at offset 20:")
-    assert "those from 30 to 39 go into a .quarantine file" in caplog.text
+    hole = made.finish()
+    assert hole.startswith("stream 'tasks' ends at offset 20:") and "those from 30 to 39 go into" in hole
 
 
 def test_what_came_again_later_leaves_no_hole(tmp_path, caplog):
@@ -128,6 +130,42 @@ def test_a_segment_that_begins_among_messages_of_a_later_epoch_is_dropped(tmp_pa
         made.lay(Chunks(INCARNATION, first, position, begin, after, memoryview(bytes(10))))
     assert made.finish() == ""
     assert [path.name for path in (tmp_path / "log").glob("*.segment")] == [f"{0:020}.segment"]
+
+
+class Sequence:
+    """Of one epoch, with these write-ahead objects, which hold nothing, and seals."""
+
+    def __init__(self, numbers: Iterable[int], seals: Iterable[int]) -> None:
+        self.numbers, self.seals = set(numbers), set(seals)
+
+    async def objects(self) -> list[WriteAheadObject]:
+        return [WriteAheadObject(2, number, f"wal/2/{number}", 9) for number in sorted(self.numbers | self.seals)]
+
+    async def read(self, found: WriteAheadObject) -> list[Any]:
+        return [Seal({})] if found.number in self.seals else []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "seals", "missing"),
+    [
+        (range(30), {30}, None),
+        ({*range(30)} - {3}, {30}, (2, 4)),
+        ({*range(30)} - {3}, {3, 30}, (2, 4)),  # what was deleted by hand is where the seal goes
+        ({*range(30)} - {20, 21}, {30}, (19, 22)),
+        ({*range(30)} - {22, 25}, {22, 30}, None),  # eight were on their way, and two of them not created
+        (range(10, 30), {0, 30}, None),  # what is not needed any more is deleted from the front
+    ],
+)
+def test_an_object_that_was_deleted_is_told_from_one_that_was_never_created(caplog, numbers, seals, missing):
+    async def read() -> list[str]:
+        harmed: list[str] = []
+        async for _ in _all_sections(Sequence(numbers, seals), 8, harmed):
+            pass
+        return harmed
+
+    expected = [] if missing is None else ["objects are missing between wal/2/{} and wal/2/{}".format(*missing)]
+    assert asyncio.run(read()) == expected
+    assert ("missing in the bucket" in caplog.text) == bool(missing)
 
 
 def test_older_objects_stay_as_long_as_somebody_may_put_back_what_is_missing_of_them(tmp_path, caplog):

@@ -54,7 +54,7 @@ async def open_bucket(config: Config) -> None:
     await catch_up(bucket, metadata)
     await _snapshot(bucket, metadata)
     half_made = os.path.join(config.data_path, RESTORING)
-    harmed = await restore_logs(bucket, epochs, metadata, is_whole=os.path.exists(half_made))
+    harmed = await restore_logs(bucket, epochs, metadata, os.path.exists(half_made), config.remote.puts_max)
     if harmed:
         with open(os.path.join(config.data_path, HARMED), "a", encoding="utf-8") as file:
             file.writelines(f"{one}\n" for one in harmed)

@@ -38,14 +38,14 @@ CHUNK_HEADER = struct.Struct(">20xI12xIIB3x")
 #: that whoever puts those back finds the rest.
 HARMED = "harmed-objects"
 ADVICE = (
-    "To have them back, stop this broker before anybody publishes, put the objects that are missing or damaged back "
+    "to have them back, stop this broker before anybody publishes, put the objects that are missing or damaged back "
     "from a copy or a version of the bucket, and start with an empty data directory again"
 )
 
 log = logging.getLogger("vibemq.remote")
 
 
-async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_whole: bool) -> list[str]:
+async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_whole: bool, puts_max: int) -> list[str]:
     """Before recovery.  What cannot be read is named in the log, and the rest is restored.  Returns what that has cost.
 
     ``is_whole``: the data directory as a whole, so that what is there was only begun.
@@ -62,7 +62,7 @@ async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_wh
     await asyncio.gather(
         *(one.take_places(bucket, places.get(incarnation, {}), tables) for incarnation, one in wanted.items())
     )
-    async for found in _all_sections(epochs, harmed):
+    async for found in _all_sections(epochs, puts_max, harmed):
         if (one := wanted.get(found.incarnation)) is not None:
             one.lay(found)
     holes = [hole for one in wanted.values() if (hole := one.finish())]
@@ -73,7 +73,12 @@ async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_wh
         sum(len(one.places) for one in wanted.values()),
         sum(one.laid_bytes for one in wanted.values()),
     )
-    return [*holes, *harmed] if holes else []  # what was held elsewhere too was not missed
+    for hole in holes:
+        if harmed:
+            log.error("%s; %s", hole, ADVICE)
+        else:
+            log.warning("%s, and were not confirmed: an object before them was never created", hole)
+    return [*holes, *harmed] if holes and harmed else []  # what was held elsewhere too is not missed
 
 
 def _is_wanted(record: StreamRecord) -> bool:
@@ -91,18 +96,26 @@ def _is_wanted(record: StreamRecord) -> bool:
 
 
 async def _all_sections(
-    epochs: Epochs, harmed: list[str]
+    epochs: Epochs, puts_max: int, harmed: list[str]
 ) -> AsyncIterator[SegmentBegins | Chunks | Offsets | LedgerState]:
-    """Of every write-ahead object that is left, in their order; some are read ahead.  ``harmed``: what is not whole."""
+    """Of every write-ahead object that is left, in their order; some are read ahead.  ``harmed``: what is not whole.
+
+    So many objects as are on their way at a time may lie behind one that was never created; behind more it was deleted.
+    """
     objects = await epochs.objects()
-    before, is_ended = None, False
+    last = {one.epoch: at for at, one in enumerate(objects)}
+    before: WriteAheadObject | None = None  # the last one that is no seal
     for at in range(0, len(objects), READS_AT_A_TIME):
         some = objects[at : at + READS_AT_A_TIME]
-        for one, found in zip(some, await asyncio.gather(*(_read(epochs, one, harmed) for one in some)), strict=True):
-            if before is not None and before.epoch == one.epoch and one.number != before.number + 1 and not is_ended:
+        contents = await asyncio.gather(*(_read(epochs, one, harmed) for one in some))
+        for index, (one, found) in enumerate(zip(some, contents, strict=True), start=at):
+            if any(isinstance(section, Seal) for section in found):
+                continue
+            is_gap = before is not None and before.epoch == one.epoch and one.number != before.number + 1
+            if before is not None and is_gap and last[one.epoch] - index >= puts_max:
                 log.error("objects are missing in the bucket between %s and %s", before.key, one.key)
                 harmed.append(f"objects are missing between {before.key} and {one.key}")
-            before, is_ended = one, any(isinstance(section, Seal) for section in found)
+            before = one
             for section in found:
                 if isinstance(section, SegmentBegins | Chunks | Offsets | LedgerState):
                     yield section
@@ -278,11 +291,10 @@ class Restored:
             for begin, next_end, first, next_offset in pieces:
                 if begin > end:
                     last = max(piece[3] for piece in pieces) - 1
-                    hole = (
-                        f"stream {self.record.name!r} ends at offset {after}: the next messages are in no whole object"
+                    return (
+                        f"stream {self.record.name!r} ends at offset {after}: what follows is in no whole object, and "
+                        f"those from {first} to {last} go into a .quarantine file"
                     )
-                    log.error("%s, and those from %d to %d go into a .quarantine file. %s", hole, first, last, ADVICE)
-                    return hole
                 end, after = max(end, next_end), max(after, next_offset)
         return ""
 
