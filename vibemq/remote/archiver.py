@@ -27,6 +27,7 @@ from vibemq.once_a_minute import OnceAMinute, say_due
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs
 from vibemq.remote.followed import Followed
+from vibemq.remote.restoring import HARMED
 from vibemq.remote.service import Service
 from vibemq.remote.tier import GONE, Tier, why_not
 from vibemq.remote.write_ahead import Deposed, Object, WriteAhead
@@ -38,7 +39,7 @@ from vibemq.storage.shm import Board
 STATES_PER_LOOK = 500
 STATE_LOOK_S = 1.0
 TROUBLE_SAID_EACH_S = 60.0
-#: A store that has not answered for so long is said to be away.
+#: A store that has taken nothing for so long is said to be away.
 TROUBLE_AFTER_S = 5.0
 END_TIMEOUT_S = 10.0
 IDLE_S = 0.2
@@ -46,6 +47,7 @@ IDLE_S = 0.2
 LOOKS_PER_INTERVAL = 10
 STREAMS_PER_LOOK = 200
 EARLIER_LOOK_S = 10.0
+HARMED_SAID_EACH_S = 3600.0
 #: A listing each: a dollar a month.
 NEWER_LOOK_S = 20.0
 FOLLOW_AGAIN_S = 0.5
@@ -75,7 +77,8 @@ class Archiver:
         self._again_due_s = time.monotonic() + self.config.segment_age_s
         self._again_below = 0
         self._has_earlier = True  # objects of earlier epochs
-        self._last_trouble_s = -TROUBLE_SAID_EACH_S
+        self._away_since_s: float | None = None  # once that is said
+        self._say_away_s = 0.0  # not before
         self._began_s = time.monotonic()
         self._says = OnceAMinute(log, logging.ERROR)
 
@@ -313,6 +316,14 @@ class Archiver:
 
     def _forget_earlier(self) -> None:
         """Once this epoch, or segments of the store, have all that earlier ones did."""
+        harmed = os.path.join(os.path.dirname(self.metadata.path), HARMED)
+        if os.path.exists(harmed):
+            said = (
+                "objects of earlier epochs stay in the bucket: some were not whole at a start, as %s says; delete that "
+            )
+            self._says.say(harmed, said + "file once nobody wants to put them back", harmed)
+            self._earlier_due_s += HARMED_SAID_EACH_S
+            return
         of_remote = [record for record in self.metadata.logs() if record.durability == "remote"]
         if self.tier.is_busy or any(
             (followed := self.by_slot.get(record.slot)) is None or not followed.is_sent for record in of_remote
@@ -330,25 +341,36 @@ class Archiver:
         self.tier.in_background(self.write_ahead.prune(below))
 
     async def _look_for_newer(self) -> None:
-        """Who sends nothing meets no seal, and must not sweep what is another's by now."""
+        """Who sends nothing meets no seal, and must not sweep what is another's by now, or in another's bucket."""
+        bound = self.metadata.binding()
+        assert bound is not None
+        await self.bucket.bind(bound[0])
         by = await self.epochs.newer_than(self.write_ahead.epoch)
         if by is not None and not self.write_ahead.failure.done():
             self.write_ahead.failure.set_exception(Deposed(f"of broker {self.config.name!r}", by))
 
     def _check(self) -> None:
-        """Raises what ended the sequence; says that the store is away."""
+        """Raises what ended the sequence; says that the store is away, and when it is back."""
         if self.write_ahead.failure.done():
             self.write_ahead.failure.result()
-        since_s, now_s = self.bucket.counts.trouble_since_s, time.monotonic()
-        if since_s is None or now_s - since_s < TROUBLE_AFTER_S or now_s < self._last_trouble_s + TROUBLE_SAID_EACH_S:
+        counts, now_s = self.bucket.counts, time.monotonic()
+        if counts.trouble_since_s is None:
+            if self._away_since_s is not None:
+                said = "the object store answers again, after %.0f s; what waited is confirmed as it arrives there"
+                log.warning(said, now_s - self._away_since_s)
+                self._away_since_s, self._say_away_s = None, 0.0
             return
-        self._last_trouble_s = now_s
+        away_s = now_s - counts.trouble_since_s
+        if away_s < TROUBLE_AFTER_S or now_s < self._say_away_s:
+            return
+        self._away_since_s, self._say_away_s = counts.trouble_since_s, now_s + TROUBLE_SAID_EACH_S
         log.error(
-            "the object store has not answered for %.0f s: %s; publishers to streams of durability remote wait, "
-            "%d objects are on their way",
-            now_s - since_s,
-            self.bucket.counts.last_error,
+            "the object store has taken nothing for %.0f s: %s; publishers to streams of durability remote wait, with "
+            "%d objects on their way, and it is tried again until it succeeds: %s",
+            away_s,
+            counts.last_error,
             self.write_ahead.waiting,
+            counts.advice,
         )
 
     def status(self) -> dict[str, object]:
@@ -370,6 +392,7 @@ class Archiver:
             "write_ahead_objects": self.write_ahead.confirmed - self.write_ahead.first,
             "away_s": 0.0 if since_s is None else round(time.monotonic() - since_s, 1),
             "last_error": counts.last_error,
+            "advice": counts.advice,
             "requests": {"put": counts.puts, "get": counts.gets, "list": counts.lists, "delete": counts.deletes},
             "errors": counts.errors,
             "sent_bytes": counts.sent_bytes,

@@ -166,7 +166,8 @@ class Tier:
         if self._is_gone(incarnation):
             self.forget([incarnation])  # once more: it was deleted while something of it went up
             return
-        if getattr(problem, "code", "") not in GONE:  # of a queue a segment may go while it is sent
+        is_gone = isinstance(problem, FileNotFoundError) or getattr(problem, "code", "") in GONE
+        if not is_gone:  # of a queue a segment may go while it is sent
             self._says.say(incarnation, "segments of stream %r are not sent up yet: %r", record.name, problem)
         before = self._pauses.get(incarnation)
         pause_s = RETRY_S_MIN if before is None else min(before.pause_s * 2, RETRY_S_MAX)

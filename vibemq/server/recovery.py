@@ -136,7 +136,7 @@ def _pull_back_offsets(record: StreamRecord) -> None:
         offsets.close()
     for reference, offset in ahead.items():
         said = "stream %r: %r had stored offset %d, and messages end before %d: it is set back"
-        log.warning(said, record.name, reference, offset, end)
+        log.warning(said, record.name, reference.decode(errors="replace"), offset, end)
 
 
 def _clear_orphans(streams_dir: str, known: set[str]) -> None:
