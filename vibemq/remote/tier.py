@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second tier: closed segments go up in the background, and what is read of them later comes back in blocks.
+"""The second tier: closed segments go up in the background; what is read of them later comes back (cache.py).
 
 A segment is sent up once, whole: the table behind it first, then its index, then itself, so one that a listing shows
 is complete. A stub beside it in the log's directory (csrc/log/FORMAT.md) says that the store has it: from then on
@@ -22,6 +22,7 @@ from vibemq.config import Remote
 from vibemq.errors import RemoteError, StorageError
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote.bucket import Bucket
+from vibemq.remote.cache import Cache
 from vibemq.remote.objects import Kind, Place, read_place
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, housekeep
 from vibemq.storage.metadata import Metadata
@@ -34,31 +35,10 @@ PIECE_BYTES = 4 << 20
 RETRY_S_MIN, RETRY_S_MAX = 1.0, 60.0
 #: How often it looks which objects retention has made superfluous.
 SWEEP_S = 30.0
-#: Blocks that are fetched before a reader who reads on asks for them.
-AHEAD_BLOCKS = 2
-CACHED_SEGMENTS_MAX = 256
 SUFFIXES = {"tracking": Kind.TRACKING, "index": Kind.INDEX, "segment": Kind.SEGMENT}
 GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
 
 log = logging.getLogger("vibemq.remote")
-
-
-class Cached:
-    """Blocks of one cold segment that are here.  Raises StorageError."""
-
-    def __init__(self, directory: str, place: Place) -> None:
-        self.directory, self.place = directory, place
-        self.blocks = cold.Blocks(directory, place.first)
-        self.there = bytearray(self.blocks.marks())
-        self.last = -1  # the block that was asked for last
-
-    @property
-    def bytes(self) -> int:
-        return sum(self.there) * cold.BLOCK_BYTES
-
-    def put(self, number: int, data: memoryview) -> None:
-        self.blocks.put(number, data)
-        self.there[number] = 1
 
 
 class Tier:
@@ -67,6 +47,7 @@ class Tier:
     ) -> None:
         """``uploaded(incarnation, offset)``: the store has closed segments up to there."""
         self.config, self.bucket, self.metadata = config, bucket, metadata
+        self.cache = Cache(config, bucket, metadata.streams_dir)
         self._uploaded = uploaded
         self._is_looking = True
         self._pauses: dict[str, float] = {}  # of streams whose segments could not be sent, until they are tried again
@@ -74,12 +55,11 @@ class Tier:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._places: dict[str, list[Place]] = {}  # of each stream, rising
-        self._fetching: dict[str, asyncio.Task[None]] = {}
-        self._cache: OrderedDict[tuple[str, int], Cached] = OrderedDict()
         self._says = OnceAMinute(log, logging.ERROR)
         self.segments = self.segment_bytes = 0
 
     def start(self) -> None:
+        self.in_background(self.cache.clear())
         self.in_background(self._work())
 
     @property
@@ -111,6 +91,7 @@ class Tier:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.cache.close()
 
     # ---- up ----
 
@@ -212,8 +193,7 @@ class Tier:
             self._places.pop(incarnation, None)
             self._looks.pop(incarnation, None)
             self._pauses.pop(incarnation, None)
-            for key in [key for key in self._cache if key[0] == incarnation]:
-                self._cache.pop(key)
+            self.cache.forget(incarnation)
             self.in_background(self._delete_below(f"streams/{incarnation}/"))
 
     async def _delete_below(self, prefix: str) -> None:
@@ -282,82 +262,12 @@ class Tier:
     def _directory(self, incarnation: str) -> str:
         return os.path.join(self.metadata.streams_dir, incarnation)
 
-    # ---- back ----
-
-    async def fetch(self, incarnation: str, segment: int, start: int, end: int) -> None:
-        """Have bytes [start, end) of a cold segment here.  Raises RemoteError, StorageError."""
-        cached = self._cached(incarnation, segment)
-        last = min(-(-end // cold.BLOCK_BYTES), cached.blocks.count)
-        wanted = range(start // cold.BLOCK_BYTES, last)
-        await asyncio.gather(*(self._fetch_once(cached, number) for number in wanted))
-        if wanted:
-            if cached.last in (wanted[0] - 1, wanted[0]):  # it reads on
-                for number in range(last, min(last + AHEAD_BLOCKS, cached.blocks.count)):
-                    self.in_background(self._fetch_once(cached, number))
-            cached.last = wanted[-1]
-        self._make_room()
-
-    def _cached(self, incarnation: str, segment: int) -> Cached:
-        found = self._cache.get((incarnation, segment))
-        if found is None:
-            directory = self._directory(incarnation)
-            place = self._place_of(directory, incarnation, segment)
-            found = self._cache[incarnation, segment] = Cached(directory, place)
-        self._cache.move_to_end((incarnation, segment))
-        return found
-
-    def _place_of(self, directory: str, incarnation: str, segment: int) -> Place:
-        stub = next((stub for stub in cold.stubs(directory) if stub.first == segment), None)
-        if stub is None:
-            raise RemoteError(f"segment {segment} of {incarnation} is not in the object store")
-        return _place(incarnation, stub)
-
-    async def _fetch_once(self, cached: Cached, number: int) -> None:
-        """Several readers may want one block at once."""
-        if cached.there[number]:
-            return
-        key = f"{cached.place.key()} {number}"
-        task = self._fetching.get(key)
-        if task is None:
-            task = self._fetching[key] = asyncio.get_running_loop().create_task(self._fetch_block(cached, number))
-            task.add_done_callback(lambda _: self._fetching.pop(key, None))
-        await asyncio.shield(task)
-
-    async def _fetch_block(self, cached: Cached, number: int) -> None:
-        at = number * cold.BLOCK_BYTES
-        until = min(at + cold.BLOCK_BYTES, cached.blocks.size_bytes)
-        data = await self.bucket.read_part(cached.place.key(), Kind.SEGMENT, at, until)
-        await asyncio.to_thread(cached.put, number, data)
-
-    @property
-    def cached_bytes(self) -> int:
-        return sum(cached.bytes for cached in self._cache.values())
-
-    def _make_room(self) -> None:
-        """The segments that were asked for longest ago make room: who still reads one asks again.
-
-        But for the newest, of which somebody reads now; and of more segments no descriptors are kept.
-        """
-        while len(self._cache) > 1 and (
-            len(self._cache) > CACHED_SEGMENTS_MAX or self.cached_bytes > self.config.cache_size_max_bytes
-        ):
-            _, oldest = self._cache.popitem(last=False)  # its descriptor goes with the last fetch that has it
-            cold.evict(oldest.directory, oldest.place.first)
-
-    async def fetch_index(self, incarnation: str, segment: int) -> None:
-        """Have a segment's index in its log's directory."""
-        directory = self._directory(incarnation)
-        path = _path(directory, segment, "index")
-        if not os.path.exists(path):
-            body = await self.bucket.read(self._place_of(directory, incarnation, segment).key("index"), Kind.INDEX)
-            await asyncio.to_thread(_write_whole, path, body)
-
     def status(self) -> dict[str, object]:
         return {
             "segments": self.segments,
             "segment_bytes": self.segment_bytes,
             "streams_waiting_to_be_sent": len(self._looks.keys() | self._pauses.keys()),
-            "cache_bytes": self.cached_bytes,
+            "cache_bytes": self.cache.bytes,
         }
 
 
@@ -414,10 +324,3 @@ def _pieces(path: str) -> Iterator[bytes]:
     with open(path, "rb", buffering=0) as file:
         while piece := file.read(PIECE_BYTES):
             yield piece
-
-
-def _write_whole(path: str, body: memoryview) -> None:
-    half_made = f"{path}.tmp"
-    with open(half_made, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(body)
-    os.rename(half_made, path)
