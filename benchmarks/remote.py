@@ -42,6 +42,8 @@ UNCONFIRMED = ("--set", "streams.unconfirmed_max=5000000")
 SEGMENT_BYTES = 100_000_000
 COLD_MESSAGES = 16_000_000
 CACHE_BYTES = 64 << 20  # of what was read back: the least there is, so that it is read back again
+SEGMENTS_OF_50_GB = 100  # a segment has 500 MB by default; what a restore reads hangs on their number
+PUBLISHERS = 200  # of a connection, whose number is a byte
 LATENCY_RATE = 20_000
 LATENCY_S = 10
 
@@ -55,8 +57,8 @@ def remote(bucket: Path, *more: str) -> tuple[str, ...]:
     return (f"remote.url=file://{bucket}", "store.durability=remote", *more)
 
 
-def publish(server: VibeMQ, messages: int, **more: Any) -> Any:
-    load = Load(port=server.streams_port, stream="load", messages=messages, mode="pub", window=WINDOW, timeout_s=300,
+def publish(server: VibeMQ, messages: int, stream: str = "load", **more: Any) -> Any:
+    load = Load(port=server.streams_port, stream=stream, messages=messages, mode="pub", window=WINDOW, timeout_s=300,
                 broker_pid=server.pid, **more)  # fmt: skip
     return run(load)
 
@@ -346,27 +348,44 @@ def beside(folder: Path, rounds: int, messages: int) -> dict[str, Any]:
             **compared(found, "p99_ms", "cold", "alone")}  # fmt: skip
 
 
-def restore(folder: Path, streams: int) -> dict[str, Any]:
-    """From an empty directory to the first message, with many streams."""
+def restore(folder: Path, streams: int, messages: int) -> dict[str, Any]:
+    """From an empty directory to the first message: many streams, and one with as many segments as 50 GB have."""
     bucket = folder / "many-bucket"
-    server = broker(folder / "many", *remote(bucket))
+    options = remote(bucket, f"store.segment_size_bytes={messages * 104 // SEGMENTS_OF_50_GB}")
+    server = broker(folder / "many", *options)
     server.start()
-    with StreamsConnection.connect("127.0.0.1", server.streams_port) as connection:
-        for number in range(streams):
-            connection.create(f"stream-{number}")
-            publisher = connection.publisher(f"stream-{number}")
-            publisher.publish([b"x" * 100] * 100)
-            publisher.flush()
-            publisher.close()
-    server.stop()
-    server = broker(folder / "many-restored", *remote(bucket))
+    with ExitStack() as stack:
+        stack.callback(server.stop)
+        publish(server, messages, keep=True)
+        with StreamsConnection.connect("127.0.0.1", server.streams_port) as connection:
+            began = time.monotonic()
+            for number in range(streams):
+                connection.create(f"stream-{number}")
+            created_s = time.monotonic() - began
+            for at in range(0, streams, PUBLISHERS):
+                # All wait for the same write-ahead object.
+                some = range(at, min(at + PUBLISHERS, streams))
+                publishers = [connection.publisher(f"stream-{number}") for number in some]
+                for publisher in publishers:
+                    publisher.publish([b"x" * 100] * 100)
+                for publisher in publishers:
+                    publisher.flush()
+                    publisher.close()
+    places = asyncio.run(_places(Remote(url=f"file://{bucket}")))
+    shutil.rmtree(folder / "many")
+    server = broker(folder / "many-restored", *options)
     began = time.monotonic()
     server.start()
     with ExitStack() as stack:
         stack.callback(server.stop)
         with StreamsConnection.connect("127.0.0.1", server.streams_port) as connection:
-            assert sum(chunk.records for chunk in connection.read_chunks(f"stream-{streams - 1}", 0)) == 100
-        return {"streams": streams, "to_first_message_s": round(time.monotonic() - began, 2)}
+            assert next(iter(connection.read_chunks("load", 0))).chunk_id == 0
+            first_s = time.monotonic() - began
+            for number in range(streams):
+                assert sum(chunk.records for chunk in connection.read_chunks(f"stream-{number}", 0)) == 100
+    return {"streams": streams, "segments": sum(map(len, places.values())),
+            "bucket_bytes": sum(file.stat().st_size for file in bucket.rglob("*") if file.is_file()),
+            "to_create_s": round(created_s, 2), "to_first_message_s": round(first_s, 2)}  # fmt: skip
 
 
 @click.command(name="remote")
@@ -384,7 +403,7 @@ def remote_command(rounds: int, scale: float, only: tuple[str, ...], output: Pat
         "cold": lambda folder: cold(folder, rounds, round(COLD_MESSAGES * scale), in_folder(folder / "bucket")),
         "cold-s3": lambda folder: cold_s3(folder, rounds, round(COLD_MESSAGES * scale)),
         "beside": lambda folder: beside(folder, rounds, round(COLD_MESSAGES * scale)),
-        "restore": lambda folder: restore(folder, round(1000 * scale)),
+        "restore": lambda folder: restore(folder, round(1000 * scale), round(COLD_MESSAGES * scale)),
     }
     report = {}
     for name in only or works:
