@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from vibemq.remote.asking import ask
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.objects import Kind
 from vibemq.remote.tier import places_of_all
+from vibemq.storage.tail import crc32
 
 ROOT = Path(__file__).resolve().parent.parent
 MESSAGES = 8_000_000
@@ -80,8 +82,8 @@ def alternate(rounds: int, works: dict[str, Callable[[], dict[str, float]]]) -> 
 
 def compared(found: dict[str, dict[str, list[float]]], what: str, over: str, under: str) -> dict[str, Any]:
     """The ratio of medians, and the spread of each."""
-    middle = {name: statistics.median(values[what]) for name, values in found.items()}
-    spread = {name: [min(values[what]), middle[name], max(values[what])] for name, values in found.items()}
+    middle = {name: statistics.median(values[what]) for name, values in found.items() if what in values}
+    spread = {name: [min(found[name][what]), middle[name], max(found[name][what])] for name in middle}
     # None: a run too small for the clock of CPU time.
     ratio = round(middle[over] / middle[under], 3) if middle[under] else None
     return {"ratio": ratio, what: spread}
@@ -248,7 +250,10 @@ class Stored:
 
 
 def cold(folder: Path, rounds: int, messages: int, store: Store) -> dict[str, Any]:
-    """A stream client reads what lies in the store alone, beside obstore's own reading of the same; a restore."""
+    """A stream client reads what lies in the store alone, beside obstore's own reading of the same; a restore.
+
+    Of a folder the same bytes go through a bare socket, too, which is as much as any server could do here.
+    """
     stored = Stored(folder, store, messages)
     with ExitStack() as stack:
         stack.callback(stored.server.stop)
@@ -267,11 +272,42 @@ def cold(folder: Path, rounds: int, messages: int, store: Store) -> dict[str, An
             got = asyncio.run(_read_all(store.config, stored.places))
             return {"bytes_s": got / (time.monotonic() - began), "cpu_ns_byte": (_cpu_s(0) - cpu) * 1e9 / got}
 
-        found = alternate(rounds, {"client": read, "obstore": own})
+        works = {"client": read, "obstore": own}
+        if store.config.url.startswith("file://"):
+            files = [f"{store.config.url[7:]}/{place.key()}" for of_one in stored.places.values() for place in of_one]
+            works["socket"] = lambda: _through_a_socket(files)
+        found = alternate(rounds, works)
+    over_socket = compared(found, "bytes_s", "client", "socket")["ratio"] if "socket" in found else None
     return {"stored_bytes": sum(size for of_one in stored.places.values() for size in of_one.values()),
-            "restore_to_first_message_s": round(restored_s, 2),
+            "restore_to_first_message_s": round(restored_s, 2), "client_over_socket": over_socket,
             "cpu": compared(found, "cpu_ns_byte", "client", "obstore"),
             **compared(found, "bytes_s", "client", "obstore")}  # fmt: skip
+
+
+SENDER = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
+    room = memoryview(bytearray(1 << 18))
+    for path in sys.argv[2:]:
+        with open(path, "rb", buffering=0) as file:
+            while size := file.readinto(room):
+                connection.sendall(room[:size])
+"""
+
+
+def _through_a_socket(files: list[str]) -> dict[str, float]:
+    """Read by one process, received by another, which looks at the bytes as a client's CRC does."""
+    room, got = memoryview(bytearray(1 << 18)), 0
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-c", SENDER, str(listener.getsockname()[1]), *files]
+        with subprocess.Popen(command) as sender, listener.accept()[0] as connection:
+            began = time.monotonic()
+            while size := connection.recv_into(room):
+                crc32(room[:size])
+                got += size
+            took_s = time.monotonic() - began
+        assert sender.returncode == 0
+    return {"bytes_s": got / took_s}
 
 
 def cold_s3(folder: Path, rounds: int, messages: int) -> dict[str, Any]:

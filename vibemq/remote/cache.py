@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 import vibemq.storage.cold as cold
 from vibemq.config import Remote
@@ -24,6 +25,8 @@ from vibemq.remote.objects import Kind, Place
 AHEAD_BLOCKS_MIN, AHEAD_BLOCKS_MAX = 2, 16
 #: At the same time, of all readers, and so much memory; the rest of them is for blocks that somebody waits for.
 FETCHES_MAX, FETCHES_AHEAD_MAX = 32, 16
+#: More only keep each other from ending, and whatever else the archiver has threads for.
+WRITES_MAX = 2
 #: Of cold segments descriptors are kept.
 OPEN_SEGMENTS_MAX = 256
 NOWHERE = -2
@@ -60,6 +63,7 @@ class Cache:
         self._fetching: dict[Block, asyncio.Task[None]] = {}
         self._ahead: dict[str, int] = {}  # of each stream that is read: how many blocks
         self._slots = asyncio.Semaphore(FETCHES_MAX)
+        self._writers = ThreadPoolExecutor(WRITES_MAX, thread_name_prefix="cache")
         self._says = OnceAMinute(log, logging.ERROR)
 
     @property
@@ -140,7 +144,7 @@ class Cache:
         until = min(at + cold.BLOCK_BYTES, cached.blocks.size_bytes)
         async with self._slots:
             data = await self.bucket.read_part(cached.place.key(), Kind.SEGMENT, at, until)
-            await asyncio.to_thread(cached.put, number, data)
+            await asyncio.get_running_loop().run_in_executor(self._writers, cached.put, number, data)
 
     def _fetched(self, block: Block, task: asyncio.Task[None]) -> None:
         cached, number = block
@@ -208,6 +212,7 @@ class Cache:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._writers.shutdown()
 
 
 def place_of(directory: str, incarnation: str, segment: int) -> Place:
