@@ -98,7 +98,10 @@ def vibemq(own_broker):
 
     def run(*arguments):
         process = start(*arguments)
-        out, err = process.communicate(timeout=280)
+        try:
+            out, err = process.communicate(timeout=280)
+        finally:
+            process.kill()  # no one who is late goes on beside the next test
         return process.returncode, out, err
 
     run.start = start
