@@ -92,6 +92,7 @@ class Native(Struct, frozen=True, kw_only=True):
 
     enabled: bool = True
     port: Port = 2925
+    tls_port: Port = 2935  # listened on where [tls] names a certificate
     layout: Literal["auto", "dotnet", "text"] = "auto"
     # .NET clients read no larger frame, whatever the broker allows.
     frame_max_bytes: Annotated[int, Meta(ge=1024, le=67_108_864)] = 1_048_576
@@ -221,7 +222,7 @@ class Transactions(Struct, frozen=True, kw_only=True):
 
 
 class Tls(Struct, frozen=True, kw_only=True):
-    """What the doors' TLS ports show, and whose certificates they take."""
+    """What the TLS ports show, and whose certificates they take."""
 
     certificate: Annotated[str, Meta(max_length=2048)] = ""  # "": no TLS port is open
     key: Annotated[str, Meta(max_length=2048)] = ""  # "": in the certificate's file
@@ -243,6 +244,7 @@ class Admin(Struct, frozen=True, kw_only=True):
     # Passwords come in the clear, so other machines are let in only when somebody says so.
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
     port: Port = 2926
+    tls_port: Port = 2936  # listened on where [tls] names a certificate
 
 
 class Config(Struct, frozen=True, kw_only=True):

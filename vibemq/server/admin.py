@@ -58,10 +58,13 @@ async def _serve(context: Context) -> None:
         context.conditions,
     )
     server = Server(api, Authenticator(metadata, context.config.guest.allow_loopback))
-    await server.listen(context.listeners.get("admin"), context.listeners["ctl"])
+    certificates, doors = context.certificates, context.listeners
+    await server.listen(doors.get("admin"), doors["ctl"], doors.get(f"admin{listeners.TLS}"), certificates)
     log.info("the management API is ready")
     while not stop.is_set() and os.getppid() == context.supervisor_pid:
         say_due()
+        if certificates is not None and certificates.stale:
+            await asyncio.to_thread(certificates.refresh)
         try:
             await asyncio.wait_for(stop.wait(), ORPHAN_CHECK_S)
         except TimeoutError:
