@@ -231,6 +231,16 @@ class Tls(Struct, frozen=True, kw_only=True):
     verify: Literal["none", "optional", "required"] = "none"
 
 
+class Audit(Struct, frozen=True, kw_only=True):
+    """Who changed what."""
+
+    to: Literal["file", "log", "none"] = "file"
+    file: Annotated[str, Meta(max_length=2048)] = ""  # "": audit.log in the data directory
+    # Some 300 bytes an event: about a million of them by these defaults.
+    size_max_bytes: Annotated[int, Meta(ge=65_536, le=1_000_000_000_000)] = 33_554_432
+    files_max: Annotated[int, Meta(ge=1, le=1000)] = 10
+
+
 class Guest(Struct, frozen=True, kw_only=True):
     """The built-in account guest/guest."""
 
@@ -260,6 +270,7 @@ class Config(Struct, frozen=True, kw_only=True):
     remote: Remote = Remote()
     transactions: Transactions = Transactions()
     tls: Tls = Tls()
+    audit: Audit = Audit()
     guest: Guest = Guest()
     admin: Admin = Admin()
 
@@ -292,6 +303,7 @@ SECTIONS: dict[str, type[Struct]] = {
     "remote": Remote,
     "transactions": Transactions,
     "tls": Tls,
+    "audit": Audit,
     "guest": Guest,
     "admin": Admin,
 }

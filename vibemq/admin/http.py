@@ -22,8 +22,10 @@ from vibemq.access.users import GUEST, Authenticator, Verdict, basic_login
 from vibemq.admin.api.accounts import caller_of
 from vibemq.admin.api.answering import handle
 from vibemq.admin.api.calls import OWNER, Answer, Caller, Refused, bad_request, not_found
+from vibemq.admin.api.changes import SHOWN, audit
 from vibemq.admin.api.service import Api
 from vibemq.admin.secure import Secured, SecureServer
+from vibemq.broker.audit import Author
 
 PREFIX = "/api"
 THREADS_MAX = 8  # requests at once; the rest waits
@@ -40,9 +42,6 @@ PUBLIC_HEALTH = "/health"
 _METRICS = "/metrics"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the version of Prometheus's format, which is all text there is
 CHANGES = "/changes"
-#: What of a request's body the log shows: what it changes, and nothing that could be a secret.
-_SHOWN = ("tags", "configure", "write", "read", "pattern", "definition", "priority", "apply-to", "arguments",
-          "partitions", "description")  # fmt: skip
 _SHOWN_CHARACTERS_MAX = 500
 
 log = logging.getLogger("vibemq.admin")
@@ -168,6 +167,9 @@ class Server:
             answer = Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})
         if method != "GET" and answer.status < 300 and path != CHANGES:  # which says itself who did what
             log.info("%s %s%s, by %s", method, path, _detail(body), caller.name or "vibemq ctl")
+            if self._api.audit is not None:
+                by = Author(caller.name, request.remote or "", "ctl" if caller is OWNER else "admin")
+                await self._in_thread(audit, self._api.audit, by, method, path, body)
         return answer
 
     async def _caller(self, request: web.Request, user: str, password: str) -> Caller | None:
@@ -233,7 +235,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _detail(body: dict[str, Any]) -> str:
-    shown = ", ".join(f"{name} {body[name]!r}" for name in _SHOWN if name in body)
+    shown = ", ".join(f"{name} {body[name]!r}" for name in SHOWN if name in body)
     cut = shown if len(shown) <= _SHOWN_CHARACTERS_MAX else f"{shown[:_SHOWN_CHARACTERS_MAX]}..."
     return f" ({cut})" if cut else ""
 

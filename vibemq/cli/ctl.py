@@ -115,6 +115,7 @@ def _price(what: str, default: float, of: str) -> Any:
 @click.option("--initial-cluster-size", metavar="N", help="add_super_stream: taken and kept.")
 @click.option("--stream", metavar="STREAM", help="list_stream_group_consumers: of which stream.")
 @click.option("--reference", metavar="NAME", help="list_stream_group_consumers: of which group.")
+@click.option("--user", metavar="USER", help="list_user_limits: of which user.")
 @click.option("--description", metavar="TEXT", help="add_vhost: for people.")
 @click.option("--tags", metavar="A,B", help="add_vhost: for tools.")
 @_price("put", ctl_remote.PUT_PRICE, "1000 PUT and LIST requests; defaults: dollars of S3 Standard, us-east-1, 2025")

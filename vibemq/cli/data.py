@@ -155,10 +155,11 @@ class DataDir:
             )
         return _body(*(found or self._ask_files(method, where, body, makes_data)))
 
-    def tell(self, method: str, where: str, body: dict[str, Any]) -> None:
-        """As ``ask``, where a broker serves from here; nothing where none does."""
+    def tell(self, method: str, where: str, body: dict[str, Any]) -> bool:
+        """As ``ask``, where a broker serves from here; False where none does."""
         if found := self._ask_broker(method, where, body):
             _body(*found)
+        return found is not None
 
     def _ask_broker(self, method: str, where: str, body: Any, reason: str = "") -> tuple[int, Any] | None:
         """Status and body of its answer; None: there is no broker."""
@@ -213,12 +214,17 @@ class DataDir:
     def _ask_files(self, method: str, where: str, body: Any, makes_data: bool) -> tuple[int, Any]:
         from vibemq.admin.api.answering import handle
         from vibemq.admin.api.calls import OWNER
+        from vibemq.admin.api.changes import audit
         from vibemq.admin.api.service import Api
         from vibemq.admin.workers import Workers
+        from vibemq.broker.audit import AuditLog, Author
 
         def work(metadata: Metadata) -> tuple[int, Any]:
             api = Api(self.config, metadata, Workers([]), "rabbit@localhost", {}, 0)
             answer = handle(api, method, where, OWNER, {}, body)
+            if answer.status < 300:
+                log = AuditLog(self.config.audit, self.path)
+                audit(log, Author("", "", "files"), method, where, body or {})
             return answer.status, answer.body
 
         if method == "GET":

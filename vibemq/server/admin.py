@@ -20,6 +20,7 @@ from vibemq.access.users import Authenticator
 from vibemq.admin.api.service import Api
 from vibemq.admin.http import Server
 from vibemq.admin.workers import Workers
+from vibemq.broker.audit import AuditLog
 from vibemq.broker.disk import Reserve
 from vibemq.config import Config
 from vibemq.once_a_minute import say_due, say_rest
@@ -57,6 +58,7 @@ async def _serve(context: Context) -> None:
         context.started_ms,
         context.conditions,
     )
+    api.audit = AuditLog(context.config.audit, context.data_dir)
     server = Server(api, Authenticator(metadata, context.config.guest.allow_loopback))
     certificates, doors = context.certificates, context.listeners
     await server.listen(doors.get("admin"), doors["ctl"], doors.get(f"admin{listeners.TLS}"), certificates)

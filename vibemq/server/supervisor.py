@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from vibemq.broker.alarms import Conditions, MemoryWatch
 from vibemq.broker.disk import Reserve
+from vibemq.broker.limits import ROWS
 from vibemq.config import WORKERS_MAX, Config, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
@@ -288,6 +289,7 @@ class Supervisor:
             handovers=handover.channels(count),
             inquiries=[socket.socketpair(socket.AF_UNIX, kind) for _ in range(count if self.admin else 0)],
             conditions=self.conditions,
+            usage=shm.Usage(ROWS, count),
             certificates=self.certificates,
             addresses=self.addresses,
             started_ms=self.started_ms,
