@@ -336,6 +336,30 @@ def test_limits_by_the_paths_of_rabbitmq(http_of: Http, user: str) -> None:
     assert http_of.status("GET", "vhost-limits", "nowhere") == 404
 
 
+def test_limits_are_part_of_definitions_and_rabbitmqs_are_understood(http_of: Http, user: str) -> None:
+    limit(http_of, "user", user, max_connections=7)
+    limit(http_of, "vhost", "/", max_queues=40_000)
+    held = http_of.get("definitions")
+    assert {"max-connections": 7} in [each["limits"] for each in held["users"] if each["name"] == user]
+    assert [each["limits"] for each in held["vhosts"] if each["name"] == "/"] == [{"max-queues": 40_000}]
+    for kind, name in (("user", user), ("vhost", "/")):
+        assert http_of.status("DELETE", f"{kind}-limits", name) == 204
+    assert http_of.status("POST", "definitions", body=held) == 204
+    assert http_of.get("user-limits", user)[0]["value"] == {"max-connections": 7}
+    assert http_of.get("vhost-limits", "/")[0]["value"] == {"max-queues": 40_000}
+    theirs = {
+        "users": [{"name": user, "tags": "", "limits": {"max-channels": 5, "max-connections": 8}}],
+        "parameters": [
+            {"component": "vhost-limits", "name": "limits", "vhost": "/", "value": {"max-queues": 30_000}},
+            {"component": "federation-upstream", "name": "x", "vhost": "/", "value": {}},
+        ],
+    }
+    assert http_of.status("POST", "definitions", body=theirs) == 204
+    assert http_of.get("user-limits", user)[0]["value"] == {"max-connections": 8}
+    assert http_of.get("vhost-limits", "/")[0]["value"] == {"max-queues": 30_000}
+    assert http_of.status("DELETE", "vhost-limits", "/") == 204
+
+
 def test_limits_go_with_their_owner_and_slots_are_used_again(tmp_path: Path) -> None:
     metadata = Metadata(str(tmp_path / "meta.db"))
     for name in ("ada", "bob"):

@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 from authority import Authority, Identity
+from click.testing import CliRunner, Result
 from peers.streams import DEADLINE_S
 from running import Running, broker, wait_until, written
 
+from vibemq.cli.ctl import ctl
 from vibemq.config import Tls
 from vibemq.errors import ConfigError
 from vibemq.net.certificates import Certificates
@@ -156,6 +158,31 @@ def test_curl_and_plain_http_and_who_says_nothing(
         with pytest.warns(DeprecationWarning):
             old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
         refused(secured, old)
+
+
+def test_ctl_asks_a_broker_elsewhere_as_a_user(
+    tmp_path: Path, authority: Authority, current: Identity, revoked: Path
+) -> None:
+    with serving(tmp_path, authority, current, revoked) as secured:
+        port = secured.ports["admin-tls"]
+        here = ["--data-dir", str(tmp_path / "nowhere")]
+        trusting = ["--url", f"https://guest@localhost:{port}", "--ca-file", authority.certificate]
+
+        def run(*words: str, password: str = "guest") -> Result:
+            return CliRunner().invoke(ctl, [*words, *here], env={"VIBEMQ_PASSWORD": password})
+
+        assert run("add_vhost", "far", *trusting).exit_code == 0
+        assert "far" in run("list_vhosts", *trusting, "--silent").stdout.split()
+        wrong = run("list_vhosts", *trusting, password="wrong")
+        assert wrong.exit_code == 69 and "Login failed" in wrong.stderr and "wrong" not in wrong.stderr
+        strange = run("list_vhosts", "--url", f"https://guest@localhost:{port}")
+        assert strange.exit_code == 69 and "certificate verify failed" in strange.stderr
+        assert "use https" in run("list_vhosts", "--url", "http://guest@broker.example").stderr
+        assert "needed https://USER" in run("list_vhosts", "--url", "https://localhost").stderr
+        assert "need --url" in run("list_vhosts", "--ca-file", authority.certificate).stderr
+        plain = f"http://guest:guest@127.0.0.1:{secured.admin_port}"
+        assert "far" in run("list_vhosts", "--silent", "--url", plain).stdout.split()
+        assert not (tmp_path / "nowhere").exists()
 
 
 def test_an_authority_without_a_list_is_refused_once_there_is_one(authority: Authority, tmp_path: Path) -> None:

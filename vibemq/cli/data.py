@@ -22,6 +22,7 @@ from vibemq.cli.terminal import json_option, options_as, with_options
 from vibemq.errors import SetupError, UserError, VibeMQError
 
 if TYPE_CHECKING:
+    from vibemq.cli.management import Management
     from vibemq.config import Config
     from vibemq.storage.metadata import Metadata
 
@@ -67,6 +68,7 @@ class DataDir:
     """One data directory; nothing is looked at before it is needed."""
 
     timeout_s = 60.0  # for each answer of the broker
+    management: Management | None = None  # asked instead, wherever the broker is
 
     def __init__(self, config_path: str | None, data_dir: str | None) -> None:
         self._config_path = config_path
@@ -165,11 +167,17 @@ class DataDir:
         """Status and body of its answer; None: there is no broker."""
         import http.client  # late: `vibemq serve` does not wait for it
 
+        said = " ".join(reason.split()).encode("ascii", "backslashreplace").decode()
+        headers = {"Content-Type": "application/json", "X-Reason": said}
+        if self.management is not None:
+            try:
+                status, read = self.management.ask(method, f"/api{where}", body, headers, self.timeout_s)
+            except (OSError, http.client.HTTPException) as problem:
+                raise Failed(503, f"the broker did not answer: {problem}") from problem
+            return status, json.loads(read) if read else None
         link = self._connect()
         if link is None:
             return None
-        said = " ".join(reason.split()).encode("ascii", "backslashreplace").decode()
-        headers = {"Content-Type": "application/json", "X-Reason": said}
         connection = http.client.HTTPConnection("localhost", timeout=self.timeout_s)
         connection.sock = link
         try:

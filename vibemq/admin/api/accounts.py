@@ -17,7 +17,7 @@ from vibemq.admin.api.calls import Call, Caller, Refused, bad_request, chosen, n
 from vibemq.admin.api.service import Api, no_access
 from vibemq.broker.audit import Author
 from vibemq.errors import UserExists, UserNotFound, VhostNotFound
-from vibemq.storage.limits import USER
+from vibemq.storage.limits import USER, VHOST
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import PolicyRecord, VhostPermission, VhostRecord
 
@@ -159,7 +159,8 @@ def _user(name: str, tags: tuple[str, ...], limits: dict[str, int] | None = None
 
 def list_vhosts(api: Api, call: Call) -> Any:
     seen = [vhost for vhost in api.metadata.vhosts() if api.sees(call.caller, vhost.name)]
-    return chosen(call, "vhost", [_vhost(api, vhost) for vhost in seen])
+    limits = {each.name: each.limits for each in api.metadata.limited(VHOST)}
+    return chosen(call, "vhost", [_vhost(api, vhost, limits.get(vhost.name)) for vhost in seen])
 
 
 def put_vhost(api: Api, call: Call) -> bool:
@@ -179,10 +180,10 @@ def delete_vhost(api: Api, call: Call) -> None:
     api.close_sessions(f"vhost {name} was deleted", vhost=name)
 
 
-def _vhost(api: Api, vhost: VhostRecord) -> dict[str, Any]:
+def _vhost(api: Api, vhost: VhostRecord, limits: dict[str, int] | None) -> dict[str, Any]:
     about = {"description": vhost.description, "tags": list(vhost.tags)}
     state = {"default_queue_type": "stream", "tracing": False, "cluster_state": {api.node: "running"}}
-    return {"name": vhost.name, **about, "metadata": about, **state}
+    return {"name": vhost.name, **about, "metadata": about, "limits": limits or {}, **state}
 
 
 # ---- permissions ----

@@ -9,7 +9,7 @@ from typing import Any
 from vibemq.access.users import GUEST
 from vibemq.admin.api.calls import Call, Refused, bad_request, not_found
 from vibemq.admin.api.service import Api
-from vibemq.storage.limits import USER, VHOST
+from vibemq.storage.limits import LEAST, USER, VHOST
 
 
 def listing(kind: str) -> Callable[[Api, Call], Any]:
@@ -57,6 +57,14 @@ def delete_all(kind: str) -> Callable[[Api, Call], None]:
         _set(api, kind, call, {}, instead=True)
 
     return delete
+
+
+def put_known(api: Api, kind: str, name: str, given: Any) -> None:
+    """Of a definitions file, which may have been written by RabbitMQ: what is limited there only is passed over."""
+    found = {limit: value for limit, value in given.items() if limit in LEAST} if isinstance(given, dict) else {}
+    if found and (kind == VHOST or api.metadata.find_user(name) is not None):
+        api.metadata.set_limits(kind, name, found, instead=True)
+        api.accounts_changed()
 
 
 def _set(api: Api, kind: str, call: Call, changes: dict[str, Any], *, instead: bool = False) -> None:
