@@ -51,7 +51,11 @@ def _source_options(broker: StreamsBroker) -> dict[str, str]:
         "vhost": where.virtual_host,
     }
     if where.tls:
-        files = {"tlsCa": broker.ca_file, "tlsCert": broker.certificate, "tlsKey": broker.key}
+        files = {
+            "tlsCa": broker.ca_file or where.tls_ca,
+            "tlsCert": broker.certificate or where.tls_cert,
+            "tlsKey": broker.key or ("" if broker.certificate else where.tls_key),
+        }
         options |= {"tls": "true", **{name: os.path.abspath(file) for name, file in files.items() if file}}
     return options
 
