@@ -44,7 +44,7 @@ run: $(VENV)/.run $(VENV)/.built
 run-remote: RUN_ARGS += --lose-machine
 run-remote: run
 
-test: $(VENV)/.test $(VENV)/.built
+test: $(VENV)/.test $(VENV)/.built build/spark.jsa
 	$(MAKE) -C csrc -j $(shell nproc) test CC=$(CC)
 	$(BIN)/python -m pytest -n auto $(PYTEST_ARGS)
 
@@ -72,6 +72,10 @@ spark-soak: $(VENV)/.test $(VENV)/.built
 
 remote-soak: $(VENV)/.test $(VENV)/.built
 	VIBEMQ_SOAK_ROUNDS=$(SOAK_ROUNDS) $(BIN)/python -m pytest -q -s tests/remote/test_lost_machine.py
+
+# Java's archive of Spark's classes: the tests start Spark some thirty times (tests/conftest.py).
+build/spark.jsa: $(VENV)/.test | $(VENV)/.built
+	PYTHONPATH=tests $(BIN)/python tests/spark/spark_classes.py $@
 
 # Half a gigabyte each, fetched once.
 build/spark-%: | $(VENV)/.test
