@@ -69,7 +69,7 @@ def test_an_interrupt_leaves_nothing_behind(spark, tmp_path):
     finally:
         process.kill()
         process.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while (left := [pid for pid in below if os.path.exists(f"/proc/{pid}")]) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left
