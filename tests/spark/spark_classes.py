@@ -21,6 +21,7 @@ from vibemq.client.streams import StreamsConnection
 from vibemq.spark import local_session
 
 ROWS = 100
+AS_IN_TESTS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def work(spark: SparkSession, running: Running, folder: Path) -> None:
@@ -41,9 +42,9 @@ def work(spark: SparkSession, running: Running, folder: Path) -> None:
 def main(archive: Path) -> None:
     archive.parent.mkdir(exist_ok=True)
     archive.unlink(missing_ok=True)
-    # The collector of the tests.  What cannot be in an archive, as what was compiled at run time, is not worth a word.
+    # As in the tests.  What cannot be in an archive, as what was compiled at run time, is not worth a word.
     silent = "-Xlog:disable -Xlog:all=error:stderr"
-    os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:+UseSerialGC {silent} -XX:ArchiveClassesAtExit={archive}"
+    os.environ["SPARK_SUBMIT_OPTS"] = f"{AS_IN_TESTS} {silent} -XX:ArchiveClassesAtExit={archive}"
     with tempfile.TemporaryDirectory() as name, broker(Path(name) / "data") as running:
         spark = local_session("classes", cores=2, log_file=Path(name) / "java.log")
         java = spark.sparkContext._gateway.proc
