@@ -37,6 +37,7 @@ from vibemq.server.context import DEPOSED, Context, Run, World
 from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.opening import open_bucket
 from vibemq.server.processes import OUR_SIGNALS, Process
+from vibemq.server.rolling import RollingRestart
 from vibemq.storage.metadata import Metadata
 
 if TYPE_CHECKING:
@@ -348,6 +349,7 @@ class Supervisor:
         gc.freeze()  # what exists now is shared with the workers: collecting it would copy its pages
         for process in self.processes:
             process.start()
+        self.rolling = RollingRestart(self.conditions, self.workers, self.config.server.shutdown_timeout_s)
         self.hangs = HangWatch(self.beats, self.config.server.worker_hang_s, time.monotonic())
         while self.stop_deadline_s is None or any(process.alive for process in self.processes):
             for key, _ in self.selector.select(self._timeout_s()):
@@ -363,6 +365,7 @@ class Supervisor:
             self.stop_deadline_s if self.stop_deadline_s is not None else self.housekeeper.due,
             self.memory.due,
             self.hangs.due if self.stop_deadline_s is None else None,
+            self.rolling.due if self.stop_deadline_s is None else None,
             *(process.restart_at_s for process in self.processes),
         ]
         return max(0.0, min(due for due in times if due is not None) - time.monotonic())
@@ -385,6 +388,7 @@ class Supervisor:
         for process in self.processes:
             if process.restart_at_s is not None and process.restart_at_s <= now_s:
                 process.start()
+        self.rolling.look(now_s)
         if self.hangs.due is not None and now_s >= self.hangs.due:
             alive = [(worker.index, worker.pid) for worker in self.workers if worker.alive]
             if (found := self.hangs.look(now_s, alive)) is not None:
