@@ -4,7 +4,6 @@
 import os
 
 import pytest
-
 from test_queue_table import HangingDisk, table_of
 
 from vibemq.broker.messages import LogReader
