@@ -32,11 +32,12 @@ from vibemq.config import WORKERS_MAX, Config, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import datadir, handover, listeners, logs
-from vibemq.server.context import DEPOSED, Context, Run, World
+from vibemq.server.context import DEPOSED, Context, Run, World, seats
 from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.opening import open_bucket
 from vibemq.server.processes import OUR_SIGNALS, Process
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.meters import Meters, shared
 
 if TYPE_CHECKING:
     from vibemq.net.certificates import Certificates
@@ -66,7 +67,7 @@ def serve(config: Config, *, run: Run | None = None, reload: Callable[[], Config
     process); ``reload`` reads the configuration again, for SIGHUP.  Raises VibeMQError when it cannot start.
     """
     logs.set_process("supervisor")
-    logs.setup(config.server.log_level)
+    logs.setup(config.server.log_level, config.log.format)
     os.umask(0o077)  # logs and metadata are nobody else's business
     if run:
         return Supervisor(config, run, None, reload).serve()
@@ -102,6 +103,8 @@ class Supervisor:
         self.level = mmap.mmap(-1, 1)
         self.level[0] = LEVELS.index(config.server.log_level)
         self.beats = Beats(config.worker_count)
+        self.seats = seats(config.worker_count)
+        self.meters = shared(len(self.seats))
         self.run, self.admin_run = run, admin_run
         self.workers: list[Process] = []
         self.admin: Process | None = None
@@ -116,6 +119,7 @@ class Supervisor:
 
     def serve(self) -> int:
         _set_title("vibemq: supervisor")
+        self._sit("supervisor")
         if not self._doors():
             raise ConfigError(
                 "no door is open: streams.enabled, native.enabled, signalr.enabled and micromsg2.enabled are false",
@@ -282,6 +286,7 @@ class Supervisor:
             archiver_seat=count if self.archiver else -1,
             supervisor_pid=self.pid,
             beats=self.beats,
+            meters=self.meters,
             handovers=handover.channels(count),
             inquiries=[socket.socketpair(socket.AF_UNIX, kind) for _ in range(count if self.admin else 0)],
             conditions=self.conditions,
@@ -318,7 +323,14 @@ class Supervisor:
                 if used_by_admin != (process is self.admin):
                     ours.close()
         logs.set_level(LEVELS[self.level[0]])
+        self._sit(process.name)
         _set_title(f"vibemq: {process.name}")
+
+    def _sit(self, name: str) -> None:
+        """This process counts what it does, and the lines that it logs, at its own seat from now on."""
+        meters = Meters(self.meters, self.seats[name])
+        meters.sit()
+        logs.count(meters.tell)
 
     def _hung_up(self) -> None:
         """In a worker, at any moment: SIGHUP."""

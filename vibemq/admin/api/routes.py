@@ -48,9 +48,12 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("GET", "/health/checks/protocol-listener/{protocol}", MONITORING, health.protocol_listener),
     ("GET", "/health/checks/virtual-hosts", MONITORING, health.virtual_hosts),
     ("GET", "/health/checks/node-is-quorum-critical", MONITORING, health.quorum),
+    ("GET", "/health/live", NOBODY, health.live),
+    ("GET", "/health/ready", NOBODY, health.ready),
     ("GET", "/healthchecks/node", MONITORING, health.alarms("resource alarm(s) in effect: {}")),
     ("GET", "/aliveness-test/{vhost}", MANAGEMENT, health.alarms("resource alarm(s) in effect: {}")),
     ("GET", "/metrics", MONITORING, metrics.metrics),
+    ("GET", "/metrics/detailed", MONITORING, metrics.detailed),
     ("GET", "/definitions[/{vhost}]", ADMINISTRATOR, definitions.export),
     ("POST", "/definitions[/{vhost}]", ADMINISTRATOR, definitions.import_),
     # ---- connections ----
@@ -118,6 +121,7 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("PUT", "/policies/{vhost}/{name}", MANAGEMENT, accounts.put_policy),
     ("DELETE", "/policies/{vhost}/{name}", MANAGEMENT, accounts.delete_policy),
 )
+
 
 def find(method: str, path: str) -> tuple[int, Handler, dict[str, str]]:
     """The level, the function and the named parts of the path.  Raises Refused."""
