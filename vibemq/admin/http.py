@@ -144,7 +144,7 @@ class Server:
         try:
             answer = await self._in_thread(handle, self._api, method, path, caller, request.query, body, reason)
         except Exception:  # a mistake of ours; the process goes on
-            log.exception("%s %s", request.method, path)
+            log.exception("%s %s failed by an error of ours", request.method, path)
             answer = Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})
         if method != "GET" and answer.status < 300 and path != CHANGES:  # which says itself who did what
             log.info("%s %s%s, by %s", method, path, _detail(body), caller.name or "vibemq ctl")

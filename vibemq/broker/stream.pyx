@@ -558,4 +558,4 @@ cdef class StreamTable:
             try:
                 stream.tick(now_ms)
             except Exception:
-                logger.exception("stream %s", stream.name)
+                logger.exception("stream %s: while looking after it", stream.name)

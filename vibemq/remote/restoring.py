@@ -101,12 +101,12 @@ async def _read(epochs: Epochs, one: WriteAheadObject) -> list[Sections]:
         try:
             return await epochs.read(one)
         except (Damaged, Missing) as problem:
-            log.error("%s", problem)
+            log.error("a write-ahead object cannot be restored: %s", problem)
             return []
         except RemoteError as problem:
             if time.monotonic() >= deadline_s:
                 raise
-            log.warning("%s", problem)
+            log.warning("while restoring, the object store is asked again: %s", problem)
             await asyncio.sleep(RETRY_S)
 
 

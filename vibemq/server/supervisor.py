@@ -34,6 +34,7 @@ from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import datadir, handover, listeners, logs
 from vibemq.server.context import DEPOSED, Context, Run, World, seats
 from vibemq.server.hangs import Beats, HangWatch
+from vibemq.server.notify import ServiceManager
 from vibemq.server.opening import open_bucket
 from vibemq.server.processes import OUR_SIGNALS, Process
 from vibemq.storage.metadata import Metadata
@@ -111,6 +112,7 @@ class Supervisor:
         self.archiver: Process | None = None
         self.processes: list[Process] = []  # all of these
         self.killed = 0  # workers that had to be killed at shutdown
+        self.manager = ServiceManager()
         self.conditions = Conditions()
         store = config.store
         watermarks = store.memory_high_watermark_percent, store.memory_high_watermark_bytes
@@ -355,7 +357,8 @@ class Supervisor:
         gc.freeze()  # what exists now is shared with the workers: collecting it would copy its pages
         for process in self.processes:
             process.start()
-        self.hangs = HangWatch(self.beats, self.config.server.worker_hang_s, time.monotonic())
+        hang_s, is_asked = self.config.server.worker_hang_s, self.manager.due is not None
+        self.hangs = HangWatch(self.beats, hang_s, time.monotonic(), is_asked=is_asked)
         while self.stop_deadline_s is None or any(process.alive for process in self.processes):
             for key, _ in self.selector.select(self._timeout_s()):
                 key.data()
@@ -369,12 +372,16 @@ class Supervisor:
         times = [
             self.stop_deadline_s if self.stop_deadline_s is not None else self.housekeeper.due,
             self.memory.due,
+            self.manager.due,
             self.hangs.due if self.stop_deadline_s is None else None,
             *(process.restart_at_s for process in self.processes),
         ]
         return max(0.0, min(due for due in times if due is not None) - time.monotonic())
 
     def _due(self, now_s: float) -> None:
+        if self.manager.due is not None and now_s >= self.manager.due:
+            is_over = self.stop_deadline_s is not None  # which has a time of its own
+            self.manager.feed(now_s, is_well=is_over or self.hangs.is_any_well(self.manager.interval_s / 2))
         if now_s >= self.memory.due:
             self.memory.look([self.pid, *(process.pid for process in self.processes if process.alive)])
         if self.stop_deadline_s is not None:
@@ -411,6 +418,7 @@ class Supervisor:
         self.announced = True
         doors = " ".join(f"{door}={address}" for door, address in self.addresses.items())
         log.info("ready: %d workers, %s, data in %s", len(self.workers), doors, self.data_dir)
+        self.manager.ready(f"{len(self.workers)} workers, {doors}")
         streams = self.config.streams
         if streams.advertised_host or streams.advertised_port:  # the most frequent reason why clients cannot connect
             told = f"{streams.advertised_host or 'the host they reached'}:{streams.advertised_port or 'the port above'}"
@@ -449,6 +457,7 @@ class Supervisor:
     def _stop(self, why: str) -> None:
         timeout_s = self.config.server.shutdown_timeout_s
         log.info("%s: stopping; workers have %d s to finish", why, timeout_s)
+        self.manager.stopping(why)
         self.stop_began_s = time.monotonic()
         self.stop_deadline_s = self.stop_began_s + timeout_s
         for process in self.processes:
@@ -468,11 +477,13 @@ class Supervisor:
             process.tell(signal.SIGKILL)
 
     def _reload(self) -> None:
+        self.manager.reloading()
         self._reload_options()
         if self.certificates is not None:
             self.certificates.refresh()  # for workers that are started later, and to say what is wrong once
         for worker in self.workers:
             worker.tell(signal.SIGHUP)
+        self.manager.ready(f"{len(self.workers)} workers")
 
     def _reload_options(self) -> None:
         if self.reload is None:

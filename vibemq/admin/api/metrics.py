@@ -8,14 +8,12 @@ asked for by ``family=`` and ``vhost=``, each of which may come several times, u
 
 from __future__ import annotations
 
-import os
-import resource
 import time
 from collections.abc import Callable
 from typing import Any
 
 import vibemq
-from vibemq.admin.api import remote, transactions
+from vibemq.admin.api import processes, remote, transactions
 from vibemq.admin.api.calls import Answer, Call, bad_request, values
 from vibemq.admin.api.exposition import Histogram, Page
 from vibemq.admin.api.health import alarms_of, disk_free, is_drained, memory_of
@@ -24,8 +22,12 @@ from vibemq.admin.api.service import Api
 from vibemq.broker.alarms import Alarm
 
 DETAILED_MAX = 100_000  # of each kind: some tens of MB, which whoever asks for all has asked for
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_ABOUT_PROCESS = {
+    "open_fds": "file descriptors that are open",
+    "max_fds": "file descriptors that may be open",
+    "cpu_seconds_total": "processor time used",
+    "resident_memory_bytes": "memory in use, with what it shares with the others",
+}
 #: Of a histogram: its name and meaning, its label, where it is counted, and which powers of two of a microsecond
 #: bound its buckets: what is quicker than the first needs no telling apart.
 _HISTOGRAMS: tuple[tuple[str, str, str, dict[str, str], range], ...] = (
@@ -109,7 +111,6 @@ def _connections_max(api: Api) -> int:
 
 
 def _add_processes(api: Api, page: Page) -> None:
-    """By what the kernel says, so that it holds for one that hangs as well."""
     for name, seat in api.meters.items():
         if not seat.pid:
             continue
@@ -123,25 +124,8 @@ def _add_processes(api: Api, page: Page) -> None:
             page.add("connections_opened_total", about, counted["accepted"], process=name)
             about = "batches of messages that their log did not take; publishers were told"
             page.add("append_failures_total", about, counted["not_appended"], process=name)
-        for metric, about, value in _of_process(seat.pid):
-            page.add(f"process_{metric}", about, value, process=name)
-
-
-def _of_process(pid: int) -> list[tuple[str, str, float]]:
-    """Nothing where it has just died."""
-    try:
-        fds = os.stat(f"/proc/{pid}/fd").st_size or len(os.listdir(f"/proc/{pid}/fd"))  # 0 before Linux 6.2
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            words = file.read().rpartition(")")[2].split()
-        limit, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    except (OSError, ProcessLookupError):
-        return []
-    return [
-        ("open_fds", "file descriptors that are open", fds),
-        ("max_fds", "file descriptors that may be open", limit),
-        ("cpu_seconds_total", "processor time used", (int(words[11]) + int(words[12])) / _TICKS_PER_S),
-        ("resident_memory_bytes", "memory in use, with what it shares with the others", int(words[21]) * _PAGE_BYTES),
-    ]
+        for metric, value in processes.about(seat.pid).items():
+            page.add(f"process_{metric}", _ABOUT_PROCESS[metric], value, process=name)
 
 
 def _add_latency(api: Api, page: Page) -> None:

@@ -23,6 +23,7 @@ from vibemq.admin.api import (
     remote,
     routing,
     streams,
+    top,
     transactions,
 )
 from vibemq.admin.api.calls import ADMINISTRATOR, MANAGEMENT, MONITORING, NOBODY, Call, Refused, bad_request, not_found
@@ -54,6 +55,7 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("GET", "/aliveness-test/{vhost}", MANAGEMENT, health.alarms("resource alarm(s) in effect: {}")),
     ("GET", "/metrics", MONITORING, metrics.metrics),
     ("GET", "/metrics/detailed", MONITORING, metrics.detailed),
+    ("GET", "/top", MONITORING, top.top),
     ("GET", "/definitions[/{vhost}]", ADMINISTRATOR, definitions.export),
     ("POST", "/definitions[/{vhost}]", ADMINISTRATOR, definitions.import_),
     # ---- connections ----

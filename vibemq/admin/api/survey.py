@@ -25,6 +25,7 @@ from vibemq.storage.log import Log, StoredOffsets
 from vibemq.storage.records import StreamRecord
 
 LOOK_S_MAX = 0.1  # of a scrape: some 1,500 streams, so 10,000 are as they were half a minute ago at most
+RATE_S_MIN = 0.1  # two scrapes at the same time say nothing of a rate
 #: Of one stream those that are furthest behind: all that 65,536 streams can have would be gigabytes.
 OFFSETS_KEPT_MAX = 16
 #: What of a queue only ever grows (the fields of QueueStats).
@@ -45,6 +46,8 @@ class Entry(NamedTuple):
     counts: Counts
     stored: int = 0
     offsets: tuple[Offset, ...] = ()
+    looked_s: float = 0.0  # when, by the survey's clock
+    per_s: float = 0.0  # messages that came since the look before
 
     @property
     def names(self) -> dict[str, str]:
@@ -116,12 +119,17 @@ class Survey:
 
     def _take(self, incarnation: str, record: StreamRecord, *, is_new: bool) -> None:
         """``is_new``: all that it has counted came since this process began."""
-        self._entries.pop(incarnation, None)
-        entry = self._entries[incarnation] = look_at(record, OFFSETS_KEPT_MAX)
+        before, entry = self._entries.pop(incarnation, None), look_at(record, OFFSETS_KEPT_MAX)
+        if entry is not None:
+            entry = entry._replace(looked_s=self._clock())
+            if before is not None:
+                passed_s = max(entry.looked_s - before.looked_s, RATE_S_MIN)
+                entry = entry._replace(per_s=(entry.counts.log.next_offset - before.counts.log.next_offset) / passed_s)
+        self._entries[incarnation] = entry
         if entry is None or entry.counts.queue is None:
             return
         now = {field: getattr(entry.counts.queue, field) for field in COUNTED}
-        before = self._counted.get(incarnation, _NO_COUNTS if is_new else now)
+        had = self._counted.get(incarnation, _NO_COUNTS if is_new else now)
         for field in COUNTED:
-            self.totals[field] += max(0, now[field] - before[field])
+            self.totals[field] += max(0, now[field] - had[field])
         self._counted[incarnation] = now

@@ -485,7 +485,7 @@ cdef class Deliveries:
         """Until a helper thread has done `read`, nothing is sent for this subscription."""
         def done(result, error):
             if error is not None:
-                logger.error("stream %s: %s", (<Subscription> subscription).stream.name, error)
+                logger.error("stream %s: while reading ahead: %s", (<Subscription> subscription).stream.name, error)
             self.go_on(subscription)
 
         subscription.cold = True
