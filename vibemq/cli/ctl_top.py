@@ -7,7 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from vibemq.cli.data import Failed
+from vibemq.cli.ctl_orders import Refused
+from vibemq.errors import VibeMQError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,8 +57,8 @@ def _watch(order: Order, interval_s: float) -> None:
                 rows = max(1, console.height - LINES_OF_THE_HEAD - len(before["processes"]))
                 try:
                     now = _asked(order, min(rows, ROWS_MAX))
-                except Failed as failed:
-                    live.update(f"{failed}; asking again", refresh=True)
+                except (Refused, VibeMQError) as problem:  # it is being restarted, perhaps
+                    live.update(f"{problem}; asking again", refresh=True)
                     time.sleep(AGAIN_S)
                     continue
                 live.update(view(before, now), refresh=True)

@@ -477,13 +477,15 @@ class Supervisor:
             process.tell(signal.SIGKILL)
 
     def _reload(self) -> None:
-        self.manager.reloading()
+        if self.announced:
+            self.manager.reloading()
         self._reload_options()
         if self.certificates is not None:
             self.certificates.refresh()  # for workers that are started later, and to say what is wrong once
         for worker in self.workers:
             worker.tell(signal.SIGHUP)
-        self.manager.ready(f"{len(self.workers)} workers")
+        if self.announced:
+            self.manager.ready(f"{len(self.workers)} workers")
 
     def _reload_options(self) -> None:
         if self.reload is None:
