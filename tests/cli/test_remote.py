@@ -7,6 +7,8 @@ import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from running import broker, wait_until
+from running import ENVIRONMENT, broker, wait_until
 
 from vibemq.cli import main
 from vibemq.client.streams import StreamsConnection
@@ -49,6 +51,20 @@ OPTIONS = {
 
 def run(bucket: Path, *arguments: str):
     return CliRunner().invoke(main, ["remote", *arguments, "--url", f"file://{bucket}"], prog_name="vibemq")
+
+
+def test_no_thread_of_the_stores_client_finds_python_taken_down(tmp_path):
+    """It would end the process by SIGABRT, one of ten times."""
+    code = (
+        "import atexit, sys; atexit.register(print, 'taken down', flush=True); "
+        "from vibemq.cli.__main__ import run; "
+        f"sys.argv = ['vibemq', 'remote', 'list', '--url', 'file://{tmp_path}']; run()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1 and "no object" in done.stdout + done.stderr, done
+    assert "taken down" not in done.stdout
 
 
 def flags(bucket: Path, *more: str) -> list[str]:

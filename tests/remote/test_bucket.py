@@ -55,6 +55,23 @@ def test_whose_answer_was_lost_finds_that_it_created_the_object(tmp_path):
     asyncio.run(twice())
 
 
+def test_keys_before_the_place_that_was_asked_for_are_not_listed_whatever_the_store_says(tmp_path, monkeypatch):
+    """Else a broker would take its own epoch for a newer one's, and end."""
+
+    async def look():
+        bucket = Bucket(Remote(url=f"file://{tmp_path}/bucket"))
+        listed = bucket._obstore.list
+        monkeypatch.setattr(
+            bucket._obstore, "list", lambda store, prefix, offset, **more: listed(store, prefix, **more)
+        )
+        for key in ("meta/1", "meta/2", "meta/3"):
+            await bucket.create(key, Kind.CHANGE, b"body")
+        assert [one.key for one in await bucket.listed("meta/", after="meta/2")] == ["meta/3"]
+        assert [one.key for one in await bucket.listed("meta/")] == ["meta/1", "meta/2", "meta/3"]
+
+    asyncio.run(look())
+
+
 def test_parts_of_a_large_object_are_those_of_the_whole(config):
     body = os.urandom(3 * PIECE_BYTES + 12345)
 

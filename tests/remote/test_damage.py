@@ -12,18 +12,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+from power_cut import another_boot, log_directories
 from running import wait_until, written
 from test_failures import bodies, connected, event, lost, serving, whole
 
 from vibemq.errors import VibeMQError
-from vibemq.storage.metadata import Metadata
 
 pytest.importorskip("obstore", reason="needs the extra remote")
 pytestmark = pytest.mark.timeout(60)
 
 COUNT = 1200
 PADDING = b" " * 500
-CONTROL_BOOT_ID_POSITION = 8
 
 
 def padded(number: int) -> bytes:
@@ -126,22 +125,18 @@ def test_answers_that_are_cut_are_read_again_by_who_reads_what_is_cold(tmp_path,
         assert bodies(reader) == [padded(number) for number in range(COUNT)]
 
 
-def other_boot(data: Path) -> dict[str, Path]:
+def other_boot(data: Path) -> list[Path]:
     """As if the machine had been started since; the streams' directories."""
-    metadata = Metadata(str(data / "meta.db"))
-    found = {record.name: Path(record.directory) for record in metadata.streams()}
-    metadata.close()
-    for directory in found.values():
-        with open(directory / "control", "r+b") as file:
-            file.seek(CONTROL_BOOT_ID_POSITION)
-            file.write(b"another boot....")
+    found = log_directories(data)
+    for directory in found:
+        another_boot(directory)
     return found
 
 
 @pytest.mark.parametrize("harm", ["cut", "zeros", "gone", "no stubs"])
 def test_what_a_power_cut_takes_of_the_disk_comes_back_from_the_store(tmp_path, history, harm):
     data = tmp_path / "data"
-    for directory in other_boot(data).values():
+    for directory in other_boot(data):
         files = sorted(directory.glob("*.segment"))
         if harm == "cut":
             os.truncate(files[-1], 64)

@@ -329,11 +329,23 @@ def test_a_slow_store_confirms_in_order_and_a_deleted_stream_leaves_it(tmp_path,
         wait_until(lambda: not faulty.keys("streams/"), "its objects are deleted")
 
 
+def test_the_first_after_a_pause_and_a_whole_batch_go_up_before_the_interval_is_over(tmp_path, faulty):
+    long = {"remote__interval_ms": 60_000, "remote__batch_size_bytes": 65_536}
+    with serving(tmp_path / "data", faulty, **long) as running, connected(running) as connection:
+        connection.create("events")
+        publisher = connection.publisher("events", "ref")
+        for size in (1, 100_000):  # each confirmed while a minute would be too long
+            publisher.publish([b"x" * size])
+            publisher.flush()
+        publisher.publish([b"waits"])
+        assert publisher.confirmed == 2
+
+
 # ---- two brokers of one name ----
 
 
 def test_of_two_brokers_of_one_name_the_older_confirms_nothing_more_and_ends_with_an_error(tmp_path, faulty, capfd):
-    with outlived(tmp_path / "old", faulty) as old:
+    with outlived(tmp_path / "old", faulty, remote__interval_ms=100) as old:
         publisher = Publisher(old)
         publisher.goes_on()
         with serving(tmp_path / "new", faulty) as new, connected(new) as connection:

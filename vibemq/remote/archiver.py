@@ -2,8 +2,9 @@
 """The archiver: the one process that talks to the object store.
 
 It sits on a seat of the board of doorbells, behind the workers'. Who appends to a stream of durability `remote` marks
-it there; every `remote.interval_ms` what has come goes up in one object, whatever the number of streams, and when the
-store has it, and all before it, `remote_offset` of each stream moves on and its workers are told. Closed segments
+it there; what has come goes up in one object, whatever the number of streams, `remote.interval_ms` after the last one,
+or as soon as `remote.batch_size_bytes` are there. When the store has it, and all before it, `remote_offset` of each
+stream moves on and its workers are told. Closed segments
 follow in the background (tier.py); who needs something of the store asks through a socket (service.py).
 
 Killed at any moment it loses nothing: the next one takes a new epoch, ends the sequence of this one with a seal, and
@@ -18,6 +19,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from itertools import islice
 
 from vibemq.config import Remote
 from vibemq.errors import StorageError
@@ -40,6 +42,9 @@ TROUBLE_SAID_EACH_S = 60.0
 TROUBLE_AFTER_S = 5.0
 END_TIMEOUT_S = 10.0
 IDLE_S = 0.2
+#: Looks for a whole batch within an interval, and the streams that a look goes over: a microsecond each.
+LOOKS_PER_INTERVAL = 10
+STREAMS_PER_LOOK = 200
 EARLIER_LOOK_S = 10.0
 #: A listing each: a dollar a month.
 NEWER_LOOK_S = 20.0
@@ -63,6 +68,7 @@ class Archiver:
         self._unfollowed: dict[int, str] = {}  # slot -> incarnation, of those that are to be tried again
         self._follow_due_s = 0.0
         self._rung = asyncio.Event()
+        self._sent_s = 0.0  # when the last object was
         self._states_at = 0
         self._state_due_s = 0.0
         self._newer_due_s = time.monotonic() + NEWER_LOOK_S
@@ -88,7 +94,7 @@ class Archiver:
         log.info("epoch %d of broker %r in %s", self.write_ahead.epoch, self.config.name, self.config.url)
         try:
             while not is_over():
-                await self._wait_for_news()
+                await self._wait_for_news(is_over)
                 await self._turn(is_over)
             deadline_s = time.monotonic() + END_TIMEOUT_S
 
@@ -107,8 +113,8 @@ class Archiver:
             os.read(self.board.doorbell_fd, 8)
         self._rung.set()
 
-    async def _wait_for_news(self) -> None:
-        """Sleep until somebody appends; then wait for an interval, for who comes meanwhile."""
+    async def _wait_for_news(self, is_over: Callable[[], bool]) -> None:
+        """Sleep until somebody appends; who comes within an interval of the last object waits for its end."""
         self._check()
         if not self._take_news():
             self._rung.clear()
@@ -118,8 +124,22 @@ class Archiver:
             else:
                 await asyncio.sleep(0)  # what came is looked at below; others have their turn all the same
             self.board.wake()  # even if it did not sleep: what workers ask of each other would keep it awake for ever
-        if self._take_news():
-            await asyncio.sleep(self.config.interval_ms / 1000)
+        interval_s = self.config.interval_ms / 1000
+        while self._take_news() and not (self._has_batch() or is_over()):
+            left_s = self._sent_s + interval_s - time.monotonic()
+            if left_s <= 0:
+                break
+            await asyncio.sleep(min(left_s, interval_s / LOOKS_PER_INTERVAL, IDLE_S))
+
+    def _has_batch(self) -> bool:
+        """Do the streams that have waited longest fill an object?"""
+        left = self.config.batch_size_bytes
+        for slot in islice(self._dirty, STREAMS_PER_LOOK):
+            followed = self.by_slot.get(slot)
+            left -= followed.waiting_bytes if followed is not None else 0
+            if left <= 0:
+                return True
+        return False
 
     def _take_news(self) -> bool:
         for slot in self.board.take():
@@ -155,6 +175,7 @@ class Archiver:
             self._fill(made)
         finally:
             if made.size or made.marks:  # an empty one, too: what retention took before it was sent waits for its turn
+                self._sent_s = time.monotonic()
                 self.write_ahead.send(made)
             else:
                 self.write_ahead.give_up(made)

@@ -339,7 +339,12 @@ class Bucket:
             async with asyncio.timeout(LIST_TIMEOUT_S):
                 pages = self._obstore.list(self._store, prefix, offset=after or None, chunk_size=LISTED_AT_A_TIME)
                 async for page in pages:
-                    found += [Listed(one["path"], one["size"], one["last_modified"].timestamp()) for one in page]
+                    # Not every store knows where to begin: azurite, for one, lists them all.
+                    found += [
+                        Listed(one["path"], one["size"], one["last_modified"].timestamp())
+                        for one in page
+                        if one["path"] > after
+                    ]
         except Exception as problem:
             raise self._problem("list", prefix, problem) from None
         self.counts.trouble_since_s = None

@@ -22,8 +22,9 @@ from vibemq.remote.epochs import Epochs, WriteAheadObject
 from vibemq.remote.objects import Chunks, Damaged, Kind, LedgerState, Offsets, Place, Seal, Sections, SegmentBegins
 from vibemq.remote.tier import places_of_all, stub_of
 from vibemq.storage import ledger
-from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, StoredOffsets
+from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import StreamRecord
 
 #: Objects that are read at a time, and tables behind segments.

@@ -36,7 +36,16 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "process_died": ("%s, pid %d, %s after %.1f s",),
     "process_restart_delayed": ("%s %s; it is started again in %.1f s",),
     "process_failed": ("%s failed",),
-    "process_killed": ("%s, pid %d, is killed: it has not ended yet", "%s, pid %d, is killed: %s"),
+    "process_killed": (
+        "%s, pid %d, is killed: it has not ended yet",
+        "%s, pid %d, is killed: it did not end within %g s",
+        "%s, pid %d, is killed: %s",
+    ),
+    "rolling_restart": (
+        "a rolling restart of %d workers begins",
+        "%s, pid %d, %s and is replaced",
+        "the rolling restart is done",
+    ),
     "worker_hung": ("%s, pid %d, is killed and replaced: %s",),
     "worker_not_answering": ("a worker is left out: %s", "an answer for the admin process was dropped: %s"),
     "worker_connections_left": ("%d connections did not end within %.1f s: %s%s",),

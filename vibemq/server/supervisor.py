@@ -37,6 +37,7 @@ from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.notify import ServiceManager
 from vibemq.server.opening import open_bucket
 from vibemq.server.processes import OUR_SIGNALS, Process
+from vibemq.server.rolling import RollingRestart
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters, shared
 
@@ -357,6 +358,7 @@ class Supervisor:
         gc.freeze()  # what exists now is shared with the workers: collecting it would copy its pages
         for process in self.processes:
             process.start()
+        self.rolling = RollingRestart(self.conditions, self.workers, self.config.server.shutdown_timeout_s)
         hang_s, is_asked = self.config.server.worker_hang_s, self.manager.due is not None
         self.hangs = HangWatch(self.beats, hang_s, time.monotonic(), is_asked=is_asked)
         while self.stop_deadline_s is None or any(process.alive for process in self.processes):
@@ -374,6 +376,7 @@ class Supervisor:
             self.memory.due,
             self.manager.due,
             self.hangs.due if self.stop_deadline_s is None else None,
+            self.rolling.due if self.stop_deadline_s is None else None,
             *(process.restart_at_s for process in self.processes),
         ]
         return max(0.0, min(due for due in times if due is not None) - time.monotonic())
@@ -399,6 +402,7 @@ class Supervisor:
         for process in self.processes:
             if process.restart_at_s is not None and process.restart_at_s <= now_s:
                 process.start()
+        self.rolling.look(now_s)
         if self.hangs.due is not None and now_s >= self.hangs.due:
             alive = [(worker.index, worker.pid) for worker in self.workers if worker.alive]
             if (found := self.hangs.look(now_s, alive)) is not None:

@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from vibemq.admin.api.counts import NOTHING, Counts, counts_of
 from vibemq.errors import VibeMQError
-from vibemq.storage.log import Log, StoredOffsets
+from vibemq.storage.log import Log
+from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import StreamRecord
 
 LOOK_S_MAX = 0.1  # of a scrape: some 1,500 streams, so 10,000 are as they were half a minute ago at most
