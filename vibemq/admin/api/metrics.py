@@ -68,7 +68,7 @@ def detailed(api: Api, call: Call) -> Answer:
         api.require_seen(call.caller, vhost)
     families = values(call, "family") or [*_BROKER, *_OBJECTS]
     page = Page()
-    objects = Objects(api, page, DETAILED_MAX, vhosts=vhosts or None)
+    objects = Objects(api, page, DETAILED_MAX, is_detailed=True, vhosts=vhosts)
     for family in dict.fromkeys(families):
         if family in _BROKER:
             _BROKER[family](api, page)

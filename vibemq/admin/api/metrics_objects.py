@@ -39,19 +39,23 @@ _STREAM_METRICS: tuple[tuple[str, str, Callable[[Entry], int]], ...] = (
 
 
 class Objects:
-    """What one page says of them.  ``most`` of each kind; ``vhosts``: only in these, and looked at now."""
+    """What one page says of them.  ``most`` of each kind; ``is_detailed``: each is looked at now, and only those in
+    ``vhosts``, if any are named."""
 
-    def __init__(self, api: Api, page: Page, most: int, *, vhosts: Collection[str] | None = None) -> None:
-        self._api, self._page, self._most, self._vhosts = api, page, most, vhosts
-        self._is_detailed = most > api.config.admin.metrics_objects_max
+    def __init__(
+        self, api: Api, page: Page, most: int, *, is_detailed: bool = False, vhosts: Collection[str] = ()
+    ) -> None:  # fmt: skip
+        self._api, self._page, self._most = api, page, most
+        self._is_detailed, self._vhosts = is_detailed, vhosts
         self._now_ms = time.time_ns() // 1_000_000
 
     @cached_property
     def _entries(self) -> list[Entry]:
-        records = (one for one in self._api.metadata.streams() if self._vhosts is None or one.vhost in self._vhosts)
+        records = self._api.metadata.streams()
         if not self._is_detailed:
             return self._api.survey.look(records)
-        return [entry for record in records if (entry := look_at(record, self._most)) is not None]
+        asked = (record for record in records if not self._vhosts or record.vhost in self._vhosts)
+        return [entry for record in asked if (entry := look_at(record, self._most)) is not None]
 
     @cached_property
     def _queues(self) -> list[tuple[Entry, QueueStats]]:
@@ -64,7 +68,7 @@ class Objects:
     @cached_property
     def _sessions(self) -> list[dict[str, Any]]:
         found = self._api.workers.sessions()
-        return [one for one in found if self._vhosts is None or one.get("vhost") in self._vhosts]
+        return [one for one in found if not self._vhosts or one.get("vhost") in self._vhosts]
 
     def add_totals(self) -> None:
         """Over all streams and queues, whether they are shown one by one or not."""
