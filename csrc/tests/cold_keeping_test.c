@@ -365,9 +365,26 @@ TEST(a_damaged_stub_is_nothing_where_the_segment_is_here_and_a_hole_where_it_is_
     EXPECT(truncate(path.text, 10) == 0);
     l = recovered();
     EXPECT_EQ(120, atomic_load(&log_control(l)->first_offset));
+    EXPECT_EQ(6, report.cut_count); /* it and those before it are put away, because what they name may be whole */
     cold_start();
     help_read_all(l, 120, 400);
     cold_end(l);
+}
+
+TEST(the_oldest_stub_is_put_away_when_it_is_damaged)
+{
+    struct log *l = make_log(&(struct log_options){0});
+    cold_all_up(l, 10);
+    log_close(l);
+    struct file_path path = file_path_numbered(cold_world.log, 0, STUB_SUFFIX);
+    EXPECT(truncate(path.text, 10) == 0);
+    l = recovered();
+    EXPECT_EQ(20, atomic_load(&log_control(l)->first_offset));
+    EXPECT_EQ(1, report.cut_count);
+    EXPECT_STR_EQ(path.text, report.cuts[0].path);
+    EXPECT(!cold_has(0, STUB_SUFFIX));
+    EXPECT(access(report.cuts[0].kept, F_OK) == 0);
+    log_close(l);
 }
 
 TEST(a_segment_that_is_only_here_stays_also_between_stored_ones)

@@ -99,6 +99,8 @@ def fill(folder: Path, bucket: Path, *more: str) -> None:
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("filled")
+    with broker(folder / "data", *flags(folder / "bucket"), workers=1):
+        pass  # so that there is an epoch before the one that has everything
     fill(folder / "data", folder / "bucket")
     return folder
 

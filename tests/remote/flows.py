@@ -7,6 +7,7 @@ Numbers of a flow rise and none is published twice, so what is stored must rise 
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +17,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from peers.signalr_data import DataPeer
-from running import Running, wait_until
+from running import Running
 from websockets.exceptions import ConnectionClosed
 
 import vibemq.client
@@ -276,15 +277,17 @@ class QueueFlow(Flow):
         self.session.clear()
         self.may_come_again = False
         with native(running) as client, self.taking(running) as take:
-
-            def is_settled() -> bool:
+            came, deadline_s = -1, 0.0
+            while True:
+                if len(self.session) > came:
+                    came, deadline_s = len(self.session), time.monotonic() + ANSWER_S
                 for number, ack in take():
                     self.came(number)
                     ack()
                 info = client.queue_info(self.target)
-                return info is not None and (info.messages, info.in_flight) == (0, 0)
-
-            wait_until(is_settled, f"{self.target}: all has come and is settled", ANSWER_S)
+                if info is not None and (info.messages, info.in_flight) == (0, 0):
+                    break
+                assert time.monotonic() < deadline_s, f"{self.target}: nothing comes any more, and there is {info}"
         lost = sorted(self.confirmed - self.seen)
         assert not lost, f"{self.target}: {len(lost)} were confirmed and never came, {lost[:3]} to {lost[-1]}"
 

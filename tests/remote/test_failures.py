@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,10 +16,10 @@ from pathlib import Path
 
 import pytest
 from peers.faulty import FaultyStore
-from running import Running, broker, resident_bytes, wait_until, written
+from running import ENVIRONMENT, Running, broker, resident_bytes, wait_until, written
 
 from vibemq.client.streams import StreamsConnection
-from vibemq.errors import RequestFailed, VibeMQError
+from vibemq.errors import RequestFailed, Superseded, VibeMQError
 
 pytest.importorskip("obstore", reason="needs the extra remote")
 pytestmark = pytest.mark.timeout(120)
@@ -351,12 +353,15 @@ def test_of_two_brokers_of_one_name_the_older_confirms_nothing_more_and_ends_wit
         with serving(tmp_path / "new", faulty) as new, connected(new) as connection:
             sure = publisher.sure
             count = whole(connection, sure)
-            assert old.process.wait(CONFIRM_S_MAX) == 1
+            assert old.process.wait(CONFIRM_S_MAX) == Superseded.exit_code
             assert publisher.stop() <= count, "what it confirmed is in the history"
-            assert "another broker has taken this one's place" in written(capfd)
-            with pytest.raises(AssertionError, match="no ready line"), serving(tmp_path / "old", faulty):
-                pass
-            assert "start with an empty data directory" in written(capfd)
+            said = written(capfd)
+            assert "another broker has taken this one's place" in said and "Traceback" not in said
+            assert "ends with exit code 3 and must not be started again" in said
+            again = [*faulty.through, sys.executable, "-m", "vibemq.cli", "serve", "--data-dir", str(tmp_path / "old")]
+            refused = subprocess.run([*again, *flags(faulty)], env=ENVIRONMENT, capture_output=True, text=True)
+            assert refused.returncode == Superseded.exit_code, "who supervises it can tell that this is of no use"
+            assert "start with an empty data directory" in refused.stderr and "Traceback" not in refused.stderr
             with connection.publisher("events", "ref") as again:
                 again.publish([event(count)])
             whole(connection, count + 1)
@@ -380,7 +385,7 @@ def test_a_broker_that_was_stopped_while_another_took_over_does_not_confirm_what
             count = whole(connection, BATCH)
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
-            assert old.process.wait(CONFIRM_S_MAX) == 1
+            assert old.process.wait(CONFIRM_S_MAX) == Superseded.exit_code
             with pytest.raises(VibeMQError):
                 publisher.flush()
             assert publisher.confirmed <= count

@@ -172,6 +172,24 @@ def test_a_data_directory_whose_broker_has_lived_on_elsewhere_is_refused(tmp_pat
         connection.close()
 
 
+def test_while_the_folder_is_not_mounted_nothing_is_confirmed_though_the_archiver_dies_too(tmp_path, capfd):
+    bucket, away = tmp_path / "bucket", tmp_path / "away"
+    with broker(tmp_path / "data", *flags(bucket)) as running:
+        connection, publish = stream_of(running)
+        publish(list(range(10)))
+        bucket.rename(away)
+        os.kill(running._children("vibemq: archiver")[0], signal.SIGKILL)
+        wait_until(lambda: "no epoch can be taken" in written(capfd), "the next archiver looks for the bucket")
+        publisher = connection.publisher("events")
+        publisher.publish([b"event 10"])
+        wait_until(lambda: written(capfd).count("no epoch can be taken") > 1, "and again")
+        assert publisher.unconfirmed == 1
+        shutil.rmtree(bucket)  # it may be there, and empty
+        away.rename(bucket)
+        publisher.flush(timeout_s=60)
+        connection.close()
+
+
 def test_a_damaged_snapshot_of_the_metadata_costs_nothing_while_an_older_one_is_there(tmp_path):
     folder, bucket = tmp_path / "data", tmp_path / "bucket"
     with broker(folder, *flags(bucket)) as running:

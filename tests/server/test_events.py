@@ -54,6 +54,8 @@ def words_of(node: ast.expr, before: str) -> list[str]:
     """What a message may be: text, one of two, or what the variable was given last, before the call."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return [node.value]
+    if isinstance(node, ast.BinOp):
+        return [left + right for left in words_of(node.left, before) for right in words_of(node.right, before)]
     if isinstance(node, ast.IfExp):
         return words_of(node.body, before) + words_of(node.orelse, before)
     if isinstance(node, ast.Name):
@@ -97,7 +99,7 @@ def lines_of(path: Path) -> Iterator[Line]:
             levels, at, prefix = {"warning"}, 1, PREFIXES[relative]
         else:
             raise AssertionError(f"{where}: which reporter is {call[3]}?")
-        if isinstance(arguments.args[at], ast.BinOp):  # the wrapper itself
+        if relative in PREFIXES and isinstance(arguments.args[at], ast.BinOp):  # the wrapper itself
             continue
         for words in words_of(arguments.args[at], text[: call.start()]):
             yield from (Line(where, level, prefix + words) for level in levels)

@@ -309,22 +309,37 @@ EVENTS: dict[str, tuple[str, ...]] = {
     ),
     "remote_deposed": (
         "the archiver ends: %s",
+        "another broker has this one's place in %s: this one ends with exit code %d and must not be started again "
+        "as it is; end the other one, and start with an empty data directory: all that was confirmed comes back",
         "another broker has taken this one's place in %s: %s",
     ),
     "remote_away": (
-        "the object store has not answered for %.0f s: %s; publishers to streams of durability remote wait, "
-        "%d objects are on their way",
+        "the object store has taken nothing for %.0f s: %s; publishers to streams of durability remote wait, with "
+        "%d objects on their way, and it is tried again until it succeeds: %s",
         "the object store does not answer yet: %s",
         "while restoring, the object store is asked again: %s",
         "no epoch can be taken, so nothing of durability remote is confirmed: %s",
         "in the object store: %s",
+    ),
+    "remote_back": ("the object store answers again, after %.0f s; what waited is confirmed as it arrives there",),
+    "remote_read_failed": ("block %d of %s is not fetched: %s",),
+    "remote_reader_not_told": ("the archiver could not be told where a reader is: %s",),
+    "remote_cache_room": ("all blocks of a segment make room, not only one: %s",),
+    "remote_stub_made_again": ("%s was damaged: it is made again from the name of object %s",),
+    "remote_stub_damaged": ("stream %r: a damaged stub is not made again: %s",),
+    "remote_objects_kept": (
+        "objects of earlier epochs stay in the bucket: some were not whole at a start, as %s says; delete that "
+        "file once nobody wants to put them back",
     ),
     "remote_object_not_created": ("a write-ahead object was not created: %s",),
     "remote_stream_not_sent": (
         "stream %r cannot be sent to the object store: %s",
         "segments of stream %r are not sent up yet: %r",
     ),
-    "remote_not_deleted": ("what is superfluous in the object store is not deleted yet: %s",),
+    "remote_not_deleted": (
+        "what is superfluous in the object store is not deleted yet: %s",
+        "what is below %s of a deleted stream stays: `vibemq remote prune` deletes it: %s",
+    ),
     "remote_not_compared": ("%s is not compared with the object store: %s",),
     "remote_object_lost": (
         "object %s is missing in the bucket: those messages cannot be read",
@@ -334,9 +349,14 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "a write-ahead object cannot be restored: %s",
         "a write-ahead object is no seal: %s",
         "a snapshot of the metadata cannot be used: %s",
+        "the size of a segment is not known for sure: %s",
+        "what a stream knows of its publishers cannot be restored: %s",
+        "%s is damaged, and the bucket has no such segment; kept as %s",
+        "%s; %s",
     ),
     "remote_restored": (
         "%s is empty: restoring broker %r of cluster %s",
+        "%s, and were not confirmed: an object before them was never created",
         "restored %d streams from the object store in %.1f s: %d segments there, %d bytes of chunks brought back",
     ),
 }  # fmt: skip

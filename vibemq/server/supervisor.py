@@ -24,7 +24,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.alarms import Conditions, MemoryWatch
 from vibemq.broker.disk import Reserve
@@ -95,7 +95,8 @@ class Supervisor:
         self.stop_began_s = 0.0
         self.announced = False
         self.without_workers = False  # stopping, and only the admin process is left
-        self.failed = False
+        self.failed = self.deposed = False
+        self.epoch = 0  # in the object store: for the first archiver, who takes another one on each later start
         self.addresses: dict[str, str] = {}
         self.certificates: Certificates | None = None
         self.certificates_said_s = 0.0
@@ -140,7 +141,7 @@ class Supervisor:
             self.certificates_said_s = time.monotonic()
         metadata = Metadata(datadir.metadata_path(self.data_dir))
         if self.config.remote.url:
-            open_bucket(self.config)
+            self.epoch = open_bucket(self.config)
         self._ensure_superuser(metadata)
         self._refuse_strangers(metadata)
         self._bind()
@@ -305,7 +306,8 @@ class Supervisor:
         """The whole life of a process."""
         run = self.admin_run if process is self.admin else _archiver_run if process is self.archiver else self.run
         assert run is not None
-        return run(Context(**vars(self.world), index=process.index, listeners=process.listeners, ready_fd=ready_fd))
+        own: dict[str, Any] = {"listeners": process.listeners, "ready_fd": ready_fd, "epoch": self.epoch}
+        return run(Context(**vars(self.world), index=process.index, **own))
 
     def _in_child(self, process: Process) -> None:
         """In a new process: let go of what is the supervisor's, and others'.  The lock stays held."""
@@ -358,6 +360,7 @@ class Supervisor:
         gc.freeze()  # what exists now is shared with the workers: collecting it would copy its pages
         for process in self.processes:
             process.start()
+        self.epoch = 0
         self.rolling = RollingRestart(self.conditions, self.workers, self.config.server.shutdown_timeout_s)
         hang_s, is_asked = self.config.server.worker_hang_s, self.manager.due is not None
         self.hangs = HangWatch(self.beats, hang_s, time.monotonic(), is_asked=is_asked)
@@ -368,6 +371,8 @@ class Supervisor:
             say_due()
         say_rest()
         log.info("stopped")
+        if self.deposed:
+            return DEPOSED
         return 1 if self.killed or self.failed else 0
 
     def _timeout_s(self) -> float:
@@ -440,7 +445,13 @@ class Supervisor:
 
     def _on_deposed(self) -> None:
         """Another broker was started under this one's name: whatever is taken now could not be confirmed."""
-        self.failed = True
+        self.deposed = True
+        log.error(
+            "another broker has this one's place in %s: this one ends with exit code %d and must not be started again "
+            "as it is; end the other one, and start with an empty data directory: all that was confirmed comes back",
+            self.config.remote.url,
+            DEPOSED,
+        )
         if self.stop_deadline_s is None:
             self._stop("another broker has this one's place in the object store")
             self.stop_deadline_s = time.monotonic() + min(DEPOSED_END_S, self.config.server.shutdown_timeout_s)
