@@ -7,6 +7,7 @@
 #   make check    ruff, mypy, and the tests of the house rules
 #   make san      the C core under the address, undefined and thread sanitizers
 #   make fuzz     every fuzz target for FUZZ_SECONDS each
+#   make kills    brokers killed in a commit at every call, and under load at random moments, SOAK_ROUNDS times each
 #   make spark-soak  drivers and brokers of a Spark query killed at random, SOAK_ROUNDS times
 #   make remote-soak  brokers of an object store lose processes, power and machines at random, SOAK_ROUNDS times
 #   make spark-versions  the Spark tests' core with each older Spark that is supported
@@ -44,7 +45,7 @@ run: $(VENV)/.run $(VENV)/.built
 run-remote: RUN_ARGS += --lose-machine
 run-remote: run
 
-test: $(VENV)/.test $(VENV)/.built
+test: $(VENV)/.test $(VENV)/.built build/spark.jsa
 	$(MAKE) -C csrc -j $(shell nproc) test CC=$(CC)
 	$(BIN)/python -m pytest -n auto $(PYTEST_ARGS)
 
@@ -66,6 +67,7 @@ fuzz: $(VENV)/.test $(VENV)/.built
 
 kills: $(VENV)/.test $(VENV)/.built
 	VIBEMQ_KILL_EACH_CALL=1 $(BIN)/python -m pytest -q tests/broker/test_transactions_kill.py
+	VIBEMQ_KILL_ROUNDS=$(SOAK_ROUNDS) $(BIN)/python -m pytest -q tests/broker/test_kill.py tests/broker/test_queue_kill.py
 
 spark-soak: $(VENV)/.test $(VENV)/.built
 	VIBEMQ_SOAK_ROUNDS=$(SOAK_ROUNDS) $(BIN)/python -m pytest -q -s tests/spark/test_spark_killed.py
@@ -73,22 +75,31 @@ spark-soak: $(VENV)/.test $(VENV)/.built
 remote-soak: $(VENV)/.test $(VENV)/.built
 	VIBEMQ_SOAK_ROUNDS=$(SOAK_ROUNDS) $(BIN)/python -m pytest -q -s tests/remote/test_lost_machine.py
 
+# Java's archive of Spark's classes: the tests start Spark some thirty times (tests/conftest.py).
+build/spark.jsa: $(VENV)/.test | $(VENV)/.built
+	PYTHONPATH=tests $(BIN)/python tests/spark/spark_classes.py $@
+
 # Half a gigabyte each, fetched once.
 build/spark-%: | $(VENV)/.test
+	rm -rf $@.part
 	$(BIN)/python -m pip install -q --no-deps --target $@.part "pyspark~=$*.0" py4j
 	mv $@.part $@
 
+# What writes Delta and Iceberg is fetched by Spark itself, from Maven Central, into a folder of its own.
 spark-versions: $(VENV)/.test $(VENV)/.built $(SPARK_VERSIONS:%=build/spark-%)
 	for version in $(SPARK_VERSIONS); do \
-	    PYTHONPATH=build/spark-$$version $(BIN)/python -m pytest -q -m "spark and not rabbitmq" $(SPARK_TESTS) || exit 1; done
+	    PYTHONPATH=$(CURDIR)/build/spark-$$version VIBEMQ_SPARK_JARS=build/spark-jars \
+	    $(BIN)/python -m pytest -q -m "spark and not rabbitmq" $(SPARK_TESTS) || exit 1; done
 
-# What Spark Connect needs: in a folder of its own, because pandas in the environment would hide what works without it.
-build/connect: | $(VENV)/.test
-	$(BIN)/python -m pip install -q --target $@.part grpcio grpcio-status pandas
+# What a client of Spark Connect needs: in a folder of its own, because pandas in the environment would hide what works
+# without it. Spark says itself that it does not know pandas 3 yet.
+build/connect: | $(VENV)/.made
+	rm -rf $@.part
+	$(BIN)/python -m pip install -q --target $@.part grpcio grpcio-status "pandas>=2.2,<3"
 	mv $@.part $@
 
 spark-connect: $(VENV)/.test $(VENV)/.built build/connect
-	PYTHONPATH=$(CURDIR)/build/connect $(BIN)/python -m pytest -q tests/spark/test_spark_connect.py
+	$(BIN)/python -m pytest -q tests/spark/test_spark_connect.py
 
 bench: $(VENV)/.test $(VENV)/.built
 	$(BIN)/python benchmarks/setup.py -q build_ext --inplace

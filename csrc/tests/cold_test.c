@@ -227,7 +227,7 @@ TEST(a_block_that_is_dropped_gives_back_its_room_and_is_fetched_again_while_the_
     EXPECT_ERR(ERR_INVALID, cold_drop(&c, cold_blocks(c.bytes), &f));
     cold_close(&c);
     reader_close(&r);
-    read_all(l, 0, 11000);
+    help_read_all(l, 0, 11000);
     cold_end(l);
 }
 
@@ -263,7 +263,7 @@ TEST(what_was_copied_while_a_block_was_dropped_counts_for_nothing)
     EXPECT_OK(reader_open(&r, l, READER_FIRST, 0, &f));
     EXPECT_OK(reader_fetch(&r, data, sizeof data, false, &got, &f));
     REQUIRE_OK(cold_open(&dropped, cold_world.log, 0, &f));
-    fake.pread = fake.pread_nowait = read_and_drop;
+    help_sys.pread = help_sys.pread_nowait = read_and_drop;
     for (int back = 0; back < 2; back++) {
         comes_back = back;
         drops = 1;
@@ -273,8 +273,8 @@ TEST(what_was_copied_while_a_block_was_dropped_counts_for_nothing)
         EXPECT_OK(reader_fetch(&r, data, sizeof data, false, &got, &f));
         EXPECT_OK(reader_header(&r, data, got, &c, &f));
     }
-    fake.pread = sys_real.pread;
-    fake.pread_nowait = sys_real.pread_nowait;
+    help_sys.pread = sys_real.pread;
+    help_sys.pread_nowait = sys_real.pread_nowait;
     cold_close(&dropped);
     reader_close(&r);
     cold_end(l);

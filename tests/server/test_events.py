@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from vibemq.once_a_minute import OnceAMinute
-from vibemq.server.events import EVENTS, NAMED_BY_REPORTERS, OTHER, event_of
+from vibemq.server.events import EVENTS, NAMED_BY_LOGGERS, NAMED_BY_REPORTERS, OTHER, event_of
 from vibemq.server.logs import LINE_CHARACTERS_MAX, OneObject
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +23,8 @@ OPERATORS = ROOT / "examples/monitoring/README.md"
 PACKAGES = ("access", "admin", "broker", "net", "protocols", "remote", "server", "storage")
 CALL = re.compile(r"(?<![\w.])(?:(log|logger)\.(debug|info|warning|error|exception|log)|([\w.]+)\.say)\(")
 REPORTER = re.compile(r"(\w+)(?:, \w*\.?(\w+))? = OnceAMinute\((.*)\)")
+#: What else has a `say`: the audit log, whose lines are events by themselves.
+AUDIT = ("audit", "log")
 #: Wrappers: the file, and what they put before the words that they are given.
 PREFIXES = {"broker/backlog.pyx": "queue %s: "}
 LEVEL = re.compile(r"logging\.([A-Z]+)")
@@ -95,6 +97,8 @@ def lines_of(path: Path) -> Iterator[Line]:
             levels = {level}
             if names_itself:
                 continue
+        elif name in AUDIT:
+            continue
         elif name == "self" and relative in PREFIXES:
             levels, at, prefix = {"warning"}, 1, PREFIXES[relative]
         else:
@@ -132,12 +136,12 @@ def test_the_operators_page_says_what_to_do_about_each_warning_and_error_and_abo
     rows = re.findall(r"^\| `(\w+)` \| (warning|error|both) \| (.+?) \| (.+?) \|$", OPERATORS.read_text(), re.M)
     told = {name: (level, what, do) for name, level, what, do in rows}
     assert len(told) == len(rows), "each event has one row"
-    assert needed == told.keys()
+    assert needed | set(NAMED_BY_LOGGERS.values()) == told.keys()
     levels: dict[str, set[str]] = {}
     for line in lines:
         levels.setdefault(name_of(line.words), set()).add(line.level)
     for name, (level, _, _) in told.items():
-        shown = levels[name] & {"warning", "error"}
+        shown = levels.get(name, {"warning"}) & {"warning", "error"}
         assert level == ("both" if len(shown) == 2 else next(iter(shown))), name
 
 

@@ -14,6 +14,8 @@ import logging
 OTHER = "other"
 #: A reporter names these itself (vibemq/once_a_minute.py), because its words come from many places.
 NAMED_BY_REPORTERS = ("peer_refused",)
+#: Lines that are whole events by themselves (vibemq/broker/audit.py).
+NAMED_BY_LOGGERS = {"vibemq.audit": "audit"}
 
 EVENTS: dict[str, tuple[str, ...]] = {
     # ---- the broker and its processes ----
@@ -102,7 +104,11 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s is nearly full: there is no room for the reserve now",
     ),
     # ---- who comes in ----
-    "connections_full": ("%d connections, no more are accepted for now: %s",),
+    "connections_full": (
+        "%d connections, no more are accepted for now: %s",
+        "no HTTPS connection can be accepted now: %s",
+    ),
+    "connection_over_limit": ("%s: not let in: %s",),
     "connection_closed": ("%s: closed: %s",),
     "connection_closed_by_administrator": ("%s: closed by an administrator: %s",),
     "connection_not_closed": ("%s is not closed: %s",),
@@ -110,7 +116,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s: could not be handed to worker %d: %s",
         "a connection was lost on its way here: too many files are open",
     ),
-    "connection_without_tls": ("%s: speaks without TLS to the TLS port, closed",),
+    "connection_without_tls": (
+        "%s: speaks without TLS to the TLS port, closed",
+        "%s: no TLS handshake for HTTPS: %s",
+    ),
     "login_refused": (
         "%s: user %.*r may only come from this machine",
         "%s: login refused for user %.*r",
@@ -160,6 +169,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "user %r has no permission by %r any more, by %r over the native door",
         "%s: user %r changes queue %s: %s",
     ),
+    "audit_not_written": ("the audit log %s cannot be written: %s",),
     "queue_options_changed": ("queue %s: its options are changed: %s",),
     "api_request_failed": ("%s %s failed: %s",),
     "access_unreadable": ("users and permissions cannot be looked at: %s",),
@@ -367,4 +377,4 @@ _NAMES = {words: name for name, all_words in EVENTS.items() for words in all_wor
 def event_of(record: logging.LogRecord) -> str:
     """What kind of event a line of the log is about."""
     named: str = getattr(record, "event", "")  # a reporter has said so
-    return named or _NAMES.get(getattr(record, "template", record.msg), OTHER)
+    return named or NAMED_BY_LOGGERS.get(record.name) or _NAMES.get(getattr(record, "template", record.msg), OTHER)

@@ -18,6 +18,7 @@ from vibemq.admin.api.readiness import Readiness
 from vibemq.admin.api.survey import Survey
 from vibemq.admin.workers import NoAnswer, Workers
 from vibemq.broker.alarms import Conditions
+from vibemq.broker.audit import AuditLog
 from vibemq.broker.catalog import Catalog, Deleted
 from vibemq.config import Config
 from vibemq.storage.metadata import Metadata
@@ -58,6 +59,7 @@ class Api:
         self.config, self.metadata, self.workers, self.node = config, metadata, workers, node
         self.addresses, self.started_ms, self.conditions = addresses, started_ms, conditions
         self.meters, self.survey, self.readiness = meters or {}, Survey(), Readiness()
+        self.audit: AuditLog | None = None  # of the admin process; who works on the files has one of their own
         self.catalog = Catalog(config, _Table(metadata, workers))  # type: ignore[arg-type]
         self._rights = Rights(metadata, config.guest.allow_loopback)
         self._rights_lock = threading.Lock()
