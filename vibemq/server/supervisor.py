@@ -32,7 +32,7 @@ from vibemq.broker.limits import ROWS
 from vibemq.config import WORKERS_MAX, Config, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
-from vibemq.server import datadir, handover, listeners, logs
+from vibemq.server import datadir, handover, housekeeping, listeners, logs, recovery
 from vibemq.server.context import DEPOSED, Context, Run, World, seats
 from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.notify import ServiceManager
@@ -247,8 +247,6 @@ class Supervisor:
         return reserve
 
     def _recover(self, metadata: Metadata, reserve: Reserve) -> None:
-        from vibemq.server import housekeeping, recovery
-
         store, of_queues = self.config.store, self.config.queues.segment_size_bytes
         sizes = store.segment_size_bytes, of_queues, store.chunk_messages_max, self.config.local_limits
         recovery.recover_all(metadata, *sizes, reserve=reserve)
