@@ -86,7 +86,7 @@ class Workers:
         try:
             return self.ask(worker, what, **details)
         except NoAnswer as problem:
-            log.warning("%s", problem)
+            log.warning("a worker is left out: %s", problem)
             return None
 
     def ask_all(self, what: str) -> list[Any]:
