@@ -476,7 +476,9 @@ cdef class LogReader(StreamUser):
                 looked_again = False
                 id = id_of(&m, made, &id_size)
                 what = self.write(&m, id, id_size)
-                if what != WRITTEN:
+                if what == WRITTEN:
+                    self.stream.table.delivered += 1
+                else:
                     passed_over += max(m.size, <uint32_t> PASSED_OVER_BYTES_MIN)
                 if what == UNDELIVERABLE and not self.told:
                     self.told = True

@@ -19,6 +19,7 @@ import socket
 from vibemq.access.users import Authenticator
 from vibemq.admin.api.service import Api
 from vibemq.admin.http import Server
+from vibemq.admin.page.sampler import Sampler
 from vibemq.admin.workers import Workers
 from vibemq.broker.disk import Reserve
 from vibemq.config import Config
@@ -57,6 +58,8 @@ async def _serve(context: Context) -> None:
         context.started_ms,
         context.conditions,
     )
+    api.sampler = Sampler(api)
+    api.sampler.start()
     server = Server(api, Authenticator(metadata, context.config.guest.allow_loopback))
     await server.listen(context.listeners.get("admin"), context.listeners["ctl"])
     log.info("the management API is ready")
@@ -67,6 +70,7 @@ async def _serve(context: Context) -> None:
         except TimeoutError:
             continue
     await server.close()
+    api.sampler.close()
     say_rest()
 
 

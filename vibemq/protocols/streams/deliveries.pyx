@@ -403,6 +403,7 @@ cdef class Deliveries:
             subscription.frame_sent = 0
             subscription.credit -= 1
             subscription.consumed += scratch.frames[i].records
+            subscription.stream.table.delivered += scratch.frames[i].records
             subscription.offset = <int64_t> scratch.frames[i].chunk_id
         else:
             at.position, at.next_offset = walk.position, walk.next_offset
