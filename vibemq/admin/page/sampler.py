@@ -29,8 +29,8 @@ from vibemq.storage.ledger import QueueStats, queue_stats
 from vibemq.storage.log import Log
 from vibemq.storage.records import StreamRecord
 
-LIVE_S = 2.0  # between two looks while somebody watches
-WATCHED_S = 10.0  # a page that is open asks every LIVE_S; one that has not for so long is closed, or hidden
+LIVE_S = 1.0  # between two looks while somebody watches
+WATCHED_S = 5.0  # a page that is open asks every second; one that has not for so long is closed, or hidden
 SHARE_MAX = 0.05  # of one processor, for looking
 LISTINGS_MAX = 1000  # of segments, in one look: a tenth of a millisecond each
 RATES = ("published", "delivered", "acked")

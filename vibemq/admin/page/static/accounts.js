@@ -7,6 +7,7 @@ import { h } from "./dom.js"
 import { NONE } from "./format.js"
 import { table } from "./table.js"
 
+const GUEST = "guest" // built in: it can only be taken away
 const TAGS = "administrator, monitoring, policymaker, management; none: the page is not for this user"
 
 export const accounts = {
@@ -26,8 +27,10 @@ export const accounts = {
             { label: "Tags", cell: (row) => row.tags.join(", ") || NONE },
             { label: "May use", wide: true, cell: (row) => permissions.filter(({ user }) => user === row.name).map(({ vhost }) => vhost).join(", ") || NONE },
             { label: "", cell: (row) => h("span", { class: "buttons" },
-              h("button", { type: "button", class: "small", "aria-label": `Tags of ${row.name}`, onclick: () => editUser(row) }, "Tags"),
-              h("button", { type: "button", class: "small", "aria-label": `Password of ${row.name}`, onclick: () => password(row) }, "Password"),
+              row.name !== GUEST && [
+                h("button", { type: "button", class: "small", "aria-label": `Tags of ${row.name}`, onclick: () => editUser(row) }, "Tags"),
+                h("button", { type: "button", class: "small", "aria-label": `Password of ${row.name}`, onclick: () => password(row) }, "Password"),
+              ],
               h("button", { type: "button", class: "small", "aria-label": `Delete ${row.name}`, onclick: () => removeUser(row) }, "Delete")) },
           ],
         })),

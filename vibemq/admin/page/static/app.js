@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page: who is here, which view is open, and looking again every two seconds while somebody sees it.
+// The page: who is here, which view is open, and looking again every second while somebody sees it.
 //
 // A view is {title, load(place, signal), show(data, place)}: what it needs of the broker, and what that looks like. A place
 // is what the address says behind the #: its parts, and a query that holds what a view was told (filter, order, page), so
@@ -20,7 +20,7 @@ import { spark } from "./spark.js"
 import { stream } from "./stream.js"
 import { streams } from "./streams.js"
 
-const REFRESH_MS = 2000
+const REFRESH_MS = 1000
 const MANAGEMENT = 1
 const MONITORING = 2
 const ADMINISTRATOR = 3
@@ -29,11 +29,11 @@ const VIEWS = [
   { name: "", label: "Overview", level: MANAGEMENT, view: overview },
   { name: "streams", label: "Streams and queues", level: MANAGEMENT, view: streams },
   { name: "connections", label: "Connections", level: MANAGEMENT, view: connections },
-  { name: "groups", label: "Super streams, groups", level: MANAGEMENT, view: groups },
+  { name: "groups", label: "Super streams", level: MANAGEMENT, view: groups },
   { name: "spark", label: "Spark", level: MANAGEMENT, view: spark },
   { name: "node", label: "Node", level: MONITORING, view: node },
   { name: "policies", label: "Policies", level: MANAGEMENT, view: policies },
-  { name: "accounts", label: "Users and hosts", level: ADMINISTRATOR, view: accounts },
+  { name: "accounts", label: "Users", level: ADMINISTRATOR, view: accounts },
 ]
 const HIDDEN = { stream: { view: stream, under: "streams" } }
 

@@ -9,12 +9,15 @@ import { time } from "./format.js"
 const WIDTH = 720
 const HEIGHT = 160
 const HOUR_S = 3600
+// What is shown, with what stands below it, in minutes: the least that holds all there is.
+const WINDOWS = [[5, 4, 3, 2, 1, 0], [15, 10, 5, 0], [30, 20, 10, 0], [60, 45, 30, 15, 0]]
 const GAP_S = 30 // between two points: nothing was measured there, and no line is drawn
 
-// A round number that is not below `value`.
-function ceiling(value) {
+// A round number that is not below `value`; of sizes it is one in KiB, MiB and so on.
+function ceiling(value, isSize) {
   if (!(value > 0)) return 1
-  const power = 10 ** Math.floor(Math.log10(value))
+  const unit = isSize ? 1024 ** Math.floor(Math.log2(value) / 10) : 1
+  const power = 10 ** Math.floor(Math.log10(value / unit)) * unit
   return [1, 2, 3, 4, 5, 6, 8, 10].map((step) => step * power).find((step) => step >= value * 1.02) ?? 20 * power
 }
 
@@ -29,13 +32,17 @@ function line(points) {
 }
 
 // `history`: {times, series} as the API has them; `lines`: [{name, label, tone}]; `format` words a value.
-export function chart({ title, history, lines, format, unit = "", now = Date.now() / 1000 }) {
+export function chart({ title, history, lines, format, isSize = false }) {
   const times = history?.times ?? []
-  const from = now - HOUR_S
+  const now = Math.max(Date.now() / 1000, times.at(-1) ?? 0) // whose clock it is, is all the same
+  const ticks = WINDOWS.find(([most]) => !times.length || now - times[0] < most * 60) ?? WINDOWS.at(-1)
+  const minutes = ticks[0]
+  const window = minutes * 60
+  const from = now - window
   const known = lines.map((one) => ({ ...one, values: history?.series?.[one.name] ?? [] }))
   const most = Math.max(0, ...known.flatMap(({ values }) => values.filter((value) => value !== null)))
-  const top = ceiling(most)
-  const x = (at) => Math.round(((at - from) / HOUR_S) * WIDTH * 10) / 10
+  const top = ceiling(most, isSize)
+  const x = (at) => Math.round(((at - from) / window) * WIDTH * 10) / 10
   const y = (value) => Math.round((HEIGHT - (value / top) * HEIGHT) * 10) / 10
   const paths = known.map(({ values, tone }) => {
     const points = values
@@ -49,12 +56,12 @@ export function chart({ title, history, lines, format, unit = "", now = Date.now
     return [area && svg("path", { class: `area ${tone}`, d: area }), svg("path", { class: `line ${tone}`, d })]
   })
   const last = (values) => values.findLast((value) => value !== null) ?? null
-  const said = known.map(({ label, values }) => `${label} ${format(last(values))}${unit}`).join(", ")
+  const said = known.map(({ label, values }) => `${label} ${format(last(values))}`).join(", ")
 
   function point(event) {
     const plot = event.currentTarget
     const box = plot.getBoundingClientRect()
-    const at = from + ((event.clientX - box.left) / box.width) * HOUR_S
+    const at = from + ((event.clientX - box.left) / box.width) * window
     let nearest = -1
     times.forEach((value, index) => {
       if (nearest < 0 || Math.abs(value - at) < Math.abs(times[nearest] - at)) nearest = index
@@ -62,8 +69,8 @@ export function chart({ title, history, lines, format, unit = "", now = Date.now
     const note = plot.querySelector(".note")
     const mark = plot.querySelector(".mark")
     if (nearest < 0 || Math.abs(times[nearest] - at) > GAP_S * 2) return leave(event)
-    const place = (times[nearest] - from) / HOUR_S
-    const values = known.map((one) => `${one.label} ${format(one.values[nearest])}${unit}`)
+    const place = (times[nearest] - from) / window
+    const values = known.map((one) => `${one.label} ${format(one.values[nearest])}`)
     note.textContent = [time(times[nearest] * 1000), ...values].join("  ·  ")
     note.hidden = mark.hidden = false
     mark.style.left = `${place * 100}%`
@@ -86,7 +93,7 @@ export function chart({ title, history, lines, format, unit = "", now = Date.now
         "span",
         { class: "legend" },
         known.map(({ label, tone, values }) =>
-          h("span", {}, h("i", { class: tone, "aria-hidden": "true" }), `${label} `, h("b", {}, `${format(last(values))}${unit}`)),
+          h("span", {}, h("i", { class: tone, "aria-hidden": "true" }), `${label} `, h("b", {}, format(last(values)))),
         ),
       ),
     ),
@@ -99,18 +106,19 @@ export function chart({ title, history, lines, format, unit = "", now = Date.now
           viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
           preserveAspectRatio: "none",
           role: "img",
-          "aria-label": `${title}, the last hour: now ${said}; at most ${format(most)}${unit}`,
+          "aria-label": `${title}, the last ${minutes} minutes: now ${said}; at most ${format(most)}`,
         },
-        [0.25, 0.5, 0.75, 1].map((part) =>
+        [0, 0.25, 0.5, 0.75, 1].map((part) =>
           svg("path", { class: part === 1 ? "base" : "grid", d: `M0 ${HEIGHT * part}H${WIDTH}` }),
         ),
         paths,
       ),
-      h("span", { class: "top" }, `${format(top)}${unit}`),
+      h("span", { class: "top" }, format(top)),
       h("span", { class: "mark", hidden: true, "data-own": true }),
       h("span", { class: "note", hidden: true, "data-own": true }),
     ),
-    h("div", { class: "axis", "aria-hidden": "true" }, ["60 min", "45", "30", "15", "now"].map((word) => h("span", {}, word))),
+    h("div", { class: "axis", "aria-hidden": "true" }, 
+      ticks.map((tick) => h("span", {}, tick === minutes ? `${tick} min ago` : tick || "now"))),
   )
 }
 

@@ -28,7 +28,7 @@ export function bytes(value) {
     value /= 1024
     unit += 1
   }
-  return `${unit && value < 100 ? value.toFixed(1) : whole.format(value)} ${UNITS[unit]}`
+  return `${unit && value < 100 ? value.toFixed(1) : whole.format(value)}\u00a0${UNITS[unit]}` // never apart
 }
 
 export function duration(ms) {

@@ -8,13 +8,15 @@ import { table } from "./table.js"
 
 let history = null
 
-export const tile = (label, value, more = "") =>
-  h("div", { class: "tile" }, h("dt", {}, label), h("dd", {}, value, more && h("small", {}, more)))
+// `more` stands behind the value: a unit; `below`: some words more.
+export const tile = (label, value, more = "", below = "") =>
+  h("div", { class: "tile" }, h("dt", {}, label),
+    h("dd", {}, value, more && h("small", {}, more), below && h("small", { class: "below" }, below)))
 
 export const RATES = [
   { name: "published", label: "published", tone: "one" },
   { name: "delivered", label: "delivered", tone: "two" },
-  { name: "acked", label: "acknowledged", tone: "three" },
+  { name: "acked", label: "acked", tone: "three" },
 ]
 export const BACKLOG = [
   { name: "ready", label: "waiting", tone: "one" },
@@ -54,7 +56,7 @@ export const overview = {
         chart({ title: "Messages a second", history, lines: RATES, format: rate }),
         chart({ title: "Messages kept", history, lines: BACKLOG, format: brief }),
         chart({ title: "Connections", history, lines: [{ name: "connections", label: "open", tone: "one" }], format: count }),
-        chart({ title: "Memory of all processes", history, lines: [{ name: "memory", label: "used", tone: "one" }], format: bytes }),
+        chart({ title: "Memory of all processes", history, lines: [{ name: "memory", label: "used", tone: "one" }], format: bytes, isSize: true }),
       ),
       h("section", { "aria-labelledby": "busiest" },
         h("h2", { id: "busiest" }, "Busiest now"),

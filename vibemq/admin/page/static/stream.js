@@ -33,8 +33,8 @@ export const stream = {
         h("span", {}, "made ", h("b", { title: moment(found.created_ms) }, ago(found.created_ms))),
         h("span", { class: "push buttons" },
           h("button", { type: "button", class: "main", onclick: () => publish(row) }, "Publish"),
-          isQueue && h("button", { type: "button", onclick: () => purge(row) }, "Purge"),
-          h("button", { type: "button", class: "danger", onclick: () => remove(row) }, "Delete")),
+          isQueue && h("button", { type: "button", onclick: () => again(purge(row), place) }, "Purge"),
+          h("button", { type: "button", class: "danger", onclick: () => again(remove(row), place) }, "Delete")),
       ),
       h("dl", { class: "tiles" },
         tile("Published", rate(row.published), "/s"),
@@ -43,7 +43,7 @@ export const stream = {
         tile(isQueue ? "Waiting" : "Messages", brief(row.ready)),
         isQueue && tile("In flight", brief(row.unacked)),
         tile("Consumers", count(isQueue ? (counts?.consumers ?? found.consumers.length) : found.consumers.length)),
-        tile("Size", bytes(row.size_bytes), row.segments ? `in ${plural(row.segments, "segment")}` : ""),
+        tile("Size", bytes(row.size_bytes), "", row.segments ? `in ${plural(row.segments, "segment")}` : ""),
         tile("Next offset", count(row.next_offset)),
       ),
       h("div", { class: "charts" },
@@ -152,6 +152,9 @@ function retention({ arguments: given, policy, segments, row }) {
 
 // ---- what may be done ----
 
+// What is refused before there is a dialog (it is gone, the login has ended) the next look says.
+const again = (asked, place) => asked.catch((refused) => (refused instanceof api.Refused ? place.again() : Promise.reject(refused)))
+
 function publish({ vhost, name }) {
   ask({
     title: `Publish to ${name}`,
@@ -170,7 +173,11 @@ function publish({ vhost, name }) {
   })
 }
 
-function purge({ vhost, name, ready }) {
+// Not as of the last look: somebody is about to decide by it.
+const messagesNow = (vhost, name) => api.get(`/queues${api.path(vhost, name)}?columns=messages,messages_ready`)
+
+async function purge({ vhost, name }) {
+  const { messages_ready: ready } = await messagesNow(vhost, name)
   ask({
     title: `Purge ${name}?`,
     text: `All messages that wait, ${count(ready)} at this moment, leave the queue for good. Those in flight stay.`,
@@ -182,10 +189,11 @@ function purge({ vhost, name, ready }) {
   })
 }
 
-function remove({ vhost, name, kind, ready }) {
+async function remove({ vhost, name, kind }) {
+  const { messages: kept } = await messagesNow(vhost, name)
   ask({
     title: `Delete ${kind} ${name}?`,
-    text: `Its ${plural(ready ?? 0, "message")} and all stored offsets are lost. Publishers and consumers are told.`,
+    text: `Its ${plural(kept, "message")} and all stored offsets are lost. Publishers and consumers are told.`,
     button: "Delete", isDangerous: true,
     async act() {
       await api.remove(`/queues${api.path(vhost, name)}`)

@@ -17,9 +17,9 @@ export function table({ label, columns, rows, key, sort, isReverse, onSort, empt
   const body = rows.map((row) =>
     h("tr", { key: key(row) }, columns.map((column, index) =>
       h(index ? "td" : "th", { scope: index ? null : "row", class: classes(column) }, column.cell(row)))))
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
-    h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)),
-    rows.length === 0 && h("p", { class: "empty" }, empty ?? "There is nothing here."))
+  if (rows.length === 0) return h("p", { class: "empty", key: `none-${label}` }, empty ?? "There is nothing here.")
+  return h("div", { class: "scroll", key: label, tabindex: "0", role: "region", "aria-label": label },
+    h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)))
 }
 
 const classes = (column) => [column.is, column.wide && "wide"].filter(Boolean).join(" ") || null
@@ -28,7 +28,7 @@ const classes = (column) => [column.is, column.wide && "wide"].filter(Boolean).j
 export function pager(found, place) {
   const to = (page) => () => place.go({ ...place.query, page })
   return h("div", { class: "pager" },
-    h("span", { role: "status" }, found.found === found.total ? count(found.total) : `${count(found.found)} of ${count(found.total)}`),
+    h("span", { role: "status" }, found.found === found.total ? `${count(found.total)} in all` : `${count(found.found)} of ${count(found.total)}`),
     found.pages > 1 && h("nav", { "aria-label": "Pages" },
       h("button", { type: "button", disabled: found.page <= 1, onclick: to(found.page - 1) }, "Previous"),
       h("span", {}, `page ${count(found.page)} of ${count(found.pages)}`),
