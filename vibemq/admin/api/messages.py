@@ -27,6 +27,10 @@ MESSAGES_SHOWN_DEFAULT = 20
 BODY_BYTES_SHOWN_MAX = 16 * 1024  # of one message; what is longer is cut, and its size said
 ANSWER_BYTES_MAX = 1 << 20  # of bodies in one answer: then there are fewer of them
 BODY_BYTES_MAX = 32 * 1024  # of a message that is published here; programs have clients
+HEADERS_BYTES_MAX = (
+    4096  # of its headers and content type together: with the body they fit into one question to a worker
+)
+HEADERS_MAX = 64
 CONFIRM_WAIT_S = 10.0  # longer than a sync, or an interval and a PUT of the object store
 _LOOK_AGAIN_S = 0.005
 DEFAULT_EXCHANGE = "amq.default"  # RabbitMQ's: its routing keys are the names of queues
@@ -183,10 +187,18 @@ def _publish(
     """The offset, None where nobody knows it: it went to the dead-letter queue. Raises Refused, NoAnswer."""
     api.require_rights(call, record.vhost, write=[record.name])
     content = _content(body, encoding)
-    if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
-        raise bad_request("headers must be an object of texts")
+    if (
+        not isinstance(headers, dict)
+        or len(headers) > HEADERS_MAX
+        or not all(isinstance(value, str) for value in headers.values())
+    ):
+        raise bad_request(f"headers must be an object of at most {HEADERS_MAX} texts")
     if not isinstance(content_type, str) or not content_type.isascii() or not content_type.isprintable():
         raise bad_request(f"content_type must be plain text, but is {content_type!r}")
+    words = [*headers, *headers.values(), content_type]
+    size = sum(len(word.encode(errors="surrogatepass")) for word in words)
+    if size > HEADERS_BYTES_MAX or not all(word.isprintable() for word in words):
+        raise bad_request(f"headers have {size} bytes: at most {HEADERS_BYTES_MAX} are needed, that can be printed")
     worker = record.slot % len(api.workers)  # one and no other: asked again elsewhere, it would be there twice
     begun = api.workers.ask(
         worker,

@@ -27,7 +27,7 @@ const ADMINISTRATOR = 3
 
 const VIEWS = [
   { name: "", label: "Overview", level: MANAGEMENT, view: overview },
-  { name: "streams", label: "Streams and queues", level: MANAGEMENT, view: streams },
+  { name: "streams", label: "Streams, queues", level: MANAGEMENT, view: streams },
   { name: "connections", label: "Connections", level: MANAGEMENT, view: connections },
   { name: "groups", label: "Super streams", level: MANAGEMENT, view: groups },
   { name: "spark", label: "Spark", level: MANAGEMENT, view: spark },

@@ -13,7 +13,6 @@ export const node = {
     return [
       alarms({ ...found, workers: { answering: found.workers.length, count: found.worker_count } }),
       h("dl", { class: "tiles" },
-        tile("Node", found.node, "", `VibeMQ ${found.version}`),
         tile("Up for", duration(found.uptime_ms)),
         tile("Memory", bytes(memory.used_bytes), "", memory.limit_bytes ? `alarm above ${bytes(memory.limit_bytes)}` : "no alarm"),
         tile("Free disk", bytes(disk.free_bytes), "", `alarm below ${bytes(disk.limit_bytes)}`),
@@ -35,7 +34,7 @@ export const node = {
         })),
       h("section", { "aria-labelledby": "doors" }, h("h2", { id: "doors" }, "Doors"),
         h("ul", { class: "doors" }, found.doors.map((door) => h("li", {}, h("b", {}, door.name), " ", h("code", {}, door.address)))),
-        h("p", { class: "hint" }, `Data in ${found.data_dir}, process ${found.pid}`)),
+        h("p", { class: "hint" }, `VibeMQ ${found.version}, ${found.node}, process ${found.pid}, data in ${found.data_dir}`)),
       h("section", { "aria-labelledby": "remote" }, h("h2", { id: "remote" }, "Object store"),
         remote ? store(remote) : h("p", { class: "hint" }, "None is configured: remote.url is empty.")),
     ]
