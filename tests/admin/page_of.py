@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +15,7 @@ from chromium import Page
 from http_caller import STREAM, Http
 from running import Running, wait_until
 
+import vibemq.client
 from vibemq.client._streams import write_message
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import VibeMQError
@@ -70,6 +73,39 @@ def somebody(running: Running) -> Iterator[None]:
 
 
 @contextmanager
+def jobs(running: Running, queue: str) -> Iterator[None]:
+    """Messages go through a queue: published, delivered, acknowledged."""
+    over = threading.Event()
+    address = f"vibemq://guest:guest@{running.host}:{running.native_port}"
+
+    def publish() -> None:
+        with vibemq.client.connect(address) as client, client.publisher(queue) as publisher:
+            number = 0
+            while not over.wait(5 * PAUSE_S):
+                for _ in range(60):
+                    publisher.publish({"mail": number, "to": "somebody@example.org"})
+                    number += 1
+
+    def consume() -> None:
+        with vibemq.client.connect(address) as client:
+            while not over.is_set():
+                for message in client.consume(queue, timeout_s=1):
+                    message.ack()
+                    if over.wait(PAUSE_S / 10):
+                        break
+
+    threads = [threading.Thread(target=publish), threading.Thread(target=consume)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+@contextmanager
 def load(running: Running, *streams: str, at_once: int = 20) -> Iterator[None]:
     """Somebody publishes to each of them without end, connects again after a kill, and a reader follows the first."""
     over = threading.Event()
@@ -83,8 +119,9 @@ def load(running: Running, *streams: str, at_once: int = 20) -> Iterator[None]:
         while not over.is_set():
             with contextlib.suppress(VibeMQError, OSError), connected() as client, client.publisher(name) as publisher:
                 while not over.wait(PAUSE_S):
-                    publisher.publish([order(number + one) for one in range(at_once)])
-                    number += at_once
+                    count = round(at_once * (1 + math.sin(time.monotonic() / 40 + len(name)) / 3))
+                    publisher.publish([order(number + one) for one in range(count)])
+                    number += count
 
     def follow() -> None:
         while not over.is_set():

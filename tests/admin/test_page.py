@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chromium import Browser, Page, chromium, executable
 from http_caller import STREAM, Http
-from page_of import ADMINISTRATOR, WATCHER, load, log_in, prepare, somebody
+from page_of import ADMINISTRATOR, WATCHER, jobs, load, log_in, prepare, somebody
 from running import Running, broker, wait_until
 
+LOAD_S = 290  # a chart of five minutes
 PICTURE_BYTES_MAX = 100_000
 #: Where pictures are kept (`make screenshots`); without it they are made all the same, and thrown away.
 PICTURES = os.environ.get("VIBEMQ_SCREENSHOTS")
@@ -388,8 +390,10 @@ def test_pictures_of_the_main_views_are_made(page, served, tmp_path):
     folder = Path(PICTURES or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
     page.size(1200, 800)
-    with load(served, "orders", "clicks", at_once=40):
+    with load(served, "orders", "clicks", at_once=40), jobs(served, "mails"):
         log_in(page, served)
+        if PICTURES:
+            time.sleep(LOAD_S)  # for those who look at them: lines with a shape
         page.wait(f"{LINE}.split('L').length > 3")
         for name, view in (("overview", ""), ("streams", "streams"), ("stream", "stream/%2F/orders"), ("node", "node")):
             go(page, view)

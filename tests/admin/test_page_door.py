@@ -180,8 +180,11 @@ def test_failures_are_forgotten_in_time_and_counted_by_network():
     failures = Failures(lambda: now[0])
     for number in range(FAILURES_MAX):
         assert failures.wait_s("2001:db8::1") == 0
-        failures.add(f"2001:db8::{number}")
+        failures.begin(f"2001:db8::{number}")
     assert failures.wait_s("2001:db8::ffff") == FAILURES_WITHIN_S  # the same /64
     assert failures.wait_s("2001:db8:1::1") == 0
+    failures.take_back("2001:db8::5", 0.0)
+    assert failures.wait_s("2001:db8::1") == 0
+    failures.begin("2001:db8::1")
     now[0] = FAILURES_WITHIN_S
     assert failures.wait_s("2001:db8::1") == 0

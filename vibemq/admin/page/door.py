@@ -96,12 +96,13 @@ class PageDoor:
             refused = _json({"error": "too_many_requests", "reason": f"too many logins failed: wait {seconds} s"}, 429)
             refused.headers["Retry-After"] = str(seconds)
             return refused
+        begun_s = self._failures.begin(address)
         caller = await self._check(request, user, password)
         if caller is None:
-            self._failures.add(address)
             if not await self._let_time_pass():
                 raise Refused(429, "too_many_requests", "too many logins fail at this moment")
             raise Refused(401, "not_authorized", "User or password is wrong.")
+        self._failures.take_back(address, begun_s)
         if caller.level < MANAGEMENT:
             raise not_authorised(missing_tag(caller, MANAGEMENT))
         token = await self._in_thread(self._logins.begin, caller.name)

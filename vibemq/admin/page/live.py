@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
 
 import vibemq
 from vibemq.admin.api import remote, transactions
@@ -23,10 +24,11 @@ from vibemq.errors import StorageError
 from vibemq.storage.log import StoredOffsets
 
 BUSIEST_SHOWN = 8  # streams and queues on the overview
-ROWS_MAX = 500  # of one page of a list
+PAGE_ROWS, ROWS_MAX = 50, 500  # of one page of a list
 SPARK_PREFIX = "spark-"  # of the names under which Spark's listener stores offsets (vibemq/spark/listener.py)
 SPARK_ROWS_MAX = 500  # sources, those that lag most
 
+T = TypeVar("T")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -160,7 +162,7 @@ def connections(api: Api, call: Call) -> Any:
     wanted = call.query.get("name", "").casefold()
     fields = ("name", "user", "vhost", "protocol", "client")
     found = [row for row in rows if any(wanted in row[field].casefold() for field in fields)]
-    return paged(call, found, len(rows), "name", _SORTABLE_CONNECTIONS)
+    return paged(call, found, len(rows), dict.__getitem__, lambda row: row, _SORTABLE_CONNECTIONS)
 
 
 _SORTABLE_CONNECTIONS = ("name", "user", "vhost", "protocol", "state", "connected_ms", "publishers", "consumers",
@@ -185,22 +187,34 @@ def _connection(session: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def paged(call: Call, rows: list[dict[str, Any]], total: int, otherwise: str, sortable: tuple[str, ...]) -> Any:
-    """The page of ``rows`` that the query asks for; behind the last page it is the last one.  Raises Refused."""
-    column = call.query.get("sort", otherwise)
+def paged(
+    call: Call, found: list[T], total: int, value: Callable[[T, str], Any], show: Callable[[T], Any],
+    sortable: tuple[str, ...],
+) -> dict[str, Any]:  # fmt: skip
+    """The page of what was ``found`` that the query asks for; behind the last page it is the last one.
+
+    ``value`` is what one has in a column, by name where they have the same; None, what is not known, comes last. Only
+    what is on the page is made a row of, by ``show``.  Raises Refused.
+    """
+    column = call.query.get("sort", "name")
     if column not in sortable:
         raise bad_request(f"sort is {column!r}: {', '.join(sortable)} are there")
-    size = number(call, "page_size", 50, ROWS_MAX, 1)
-    pages = max(1, -(-len(rows) // size))
+    size = number(call, "page_size", PAGE_ROWS, ROWS_MAX, 1)
+    pages = max(1, -(-len(found) // size))
     page = min(number(call, "page", 1, 2**31, 1), pages)
-    # By name where the column says the same, whichever way it is sorted; what is not known comes last.
-    rows.sort(key=lambda row: row["name"])
     is_reverse = call.query.get("sort_reverse") == "true"
-    known = sorted((row for row in rows if row[column] is not None), key=lambda row: row[column], reverse=is_reverse)
-    rows = known + [row for row in rows if row[column] is None]
+    keyed = sorted((value(one, "name"), at) for at, one in enumerate(found))
+    rows = [found[at] for _, at in keyed]
+    if column != "name":
+        unknown = [one for one in rows if value(one, column) is None]
+        rows = [one for one in rows if value(one, column) is not None] if unknown else rows
+        rows.sort(key=lambda one: value(one, column), reverse=is_reverse)
+        rows += unknown
+    elif is_reverse:
+        rows.reverse()
     return {
-        "rows": rows[(page - 1) * size : page * size],
-        "found": len(rows),
+        "rows": [show(one) for one in rows[(page - 1) * size : page * size]],
+        "found": len(found),
         "total": total,
         "page": page,
         "pages": pages,

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import closing
+from operator import attrgetter
 from typing import Any
 
 from vibemq.admin.api.calls import MONITORING, Call, bad_request, not_found
@@ -12,6 +14,7 @@ from vibemq.admin.api.connections import protocol_of
 from vibemq.admin.api.service import Api
 from vibemq.admin.api.streams import find, tool_arguments
 from vibemq.admin.page.live import number, paged, sampler_of, seen_by, shown, stored_offsets
+from vibemq.admin.page.sampler import Seen
 from vibemq.broker.options import CHANGEABLE, options_of
 from vibemq.errors import StorageError
 from vibemq.storage.apply import REFERENCE as TRANSACTIONS
@@ -23,8 +26,19 @@ from vibemq.storage.records import StreamRecord
 USERS_SHOWN_MAX = 500  # publishers, consumers, stored offsets and publishers' numbers of one stream, each
 SEGMENTS_SHOWN_MAX = 200  # the newest
 KINDS = ("stream", "queue")
-SORTABLE = ("name", "vhost", "kind", "durability", "ready", "unacked", "published", "delivered", "acked", "size_bytes",
-            "segments", "written_ms", "consumers")  # fmt: skip
+#: What a column is sorted by; that of consumers takes the workers' answer.
+VALUES: dict[str, Callable[[Seen], Any]] = {
+    "name": lambda seen: seen.record.name,
+    "vhost": lambda seen: seen.record.vhost,
+    "kind": lambda seen: seen.record.queue is not None,
+    "durability": lambda seen: seen.record.durability,
+    "written_ms": lambda seen: seen.log.written_ms,
+    "published": attrgetter("published_rate"),
+    "delivered": attrgetter("delivered_rate"),
+    "acked": attrgetter("acked_rate"),
+    **{name: attrgetter(name) for name in ("ready", "unacked", "size_bytes", "segments")},
+}
+SORTABLE = (*VALUES, "consumers")
 
 
 def list_streams(api: Api, call: Call) -> Any:
@@ -40,16 +54,24 @@ def list_streams(api: Api, call: Call) -> Any:
         part = wanted.casefold()
         matches = lambda name: part in name.casefold()  # noqa: E731
     readers = sampler.readers.get()
-    rows = []
-    for seen in everything:
+
+    def consumers(seen: Seen) -> int:
         record = seen.record
-        if (not vhost or record.vhost == vhost) and matches(record.name):
-            row = shown(seen)
-            if not kind or row["kind"] == kind:
-                queue = seen.queue
-                row["consumers"] = readers[record.vhost, record.name] if queue is None else queue.consumers
-                rows.append(row)
-    return paged(call, rows, len(everything), "name", SORTABLE)
+        return readers[record.vhost, record.name] if seen.queue is None else seen.queue.consumers
+
+    def value(seen: Seen, column: str) -> Any:
+        return consumers(seen) if column == "consumers" else VALUES[column](seen)
+
+    found = [
+        seen
+        for seen in everything
+        if vhost in ("", seen.record.vhost)
+        and kind in ("", KINDS[seen.record.queue is not None])
+        and matches(seen.record.name)
+    ]
+    return paged(
+        call, found, len(everything), value, lambda seen: shown(seen) | {"consumers": consumers(seen)}, SORTABLE
+    )
 
 
 def one_stream(api: Api, call: Call) -> Any:

@@ -66,9 +66,17 @@ class Failures:
         recent = [at for at in self._at_s.get(network_of(address), ()) if now_s - at < FAILURES_WITHIN_S]
         return 0.0 if len(recent) < FAILURES_MAX else recent[0] + FAILURES_WITHIN_S - now_s
 
-    def add(self, address: str) -> None:
-        key = network_of(address)
+    def begin(self, address: str) -> float:
+        """A login that has not failed yet counts as one, or many at once would all be let try: see ``take_back``."""
+        key, now_s = network_of(address), self._clock()
         recent = self._at_s.pop(key, [])
         if len(self._at_s) >= ADDRESSES_MAX:
             del self._at_s[next(iter(self._at_s))]
-        self._at_s[key] = [*recent[-FAILURES_MAX + 1 :], self._clock()]
+        self._at_s[key] = [*recent[-FAILURES_MAX + 1 :], now_s]
+        return now_s
+
+    def take_back(self, address: str, begun_s: float) -> None:
+        """The login that began then was right."""
+        recent = self._at_s.get(network_of(address), [])
+        if begun_s in recent:
+            recent.remove(begun_s)

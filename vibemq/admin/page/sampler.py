@@ -24,6 +24,7 @@ from vibemq.admin.api.health import alarms_of, disk_free, memory_of
 from vibemq.admin.api.service import Api
 from vibemq.admin.page.rings import POINT_S, History
 from vibemq.errors import StorageError, VibeMQError
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.figures import LogFigures, log_figures
 from vibemq.storage.ledger import QueueStats, queue_stats
 from vibemq.storage.log import Log
@@ -36,9 +37,10 @@ LISTINGS_MAX = 1000  # of segments, in one look: a tenth of a millisecond each
 RATES = ("published", "delivered", "acked")
 STREAM_SERIES = (*RATES, "ready", "unacked")
 BROKER_SERIES = (*STREAM_SERIES, "connections", "memory")
-_END_S = 2.0
+_END_S = 0.2  # for the thread, at the end: what it waits for then, nobody wants
 
 log = logging.getLogger("vibemq.admin")
+failing = OnceAMinute(log)
 T = TypeVar("T")
 
 
@@ -121,6 +123,7 @@ class Sampler:
         self._came = threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+        self._unread: set[str] = set()  # by the last look, by incarnation
         self._commits = -1
         self._records: list[StreamRecord] = []
         self._point = Sample()  # the look of the history's last point
@@ -162,9 +165,10 @@ class Sampler:
             try:
                 self.look(began_s)
             except VibeMQError as problem:
-                log.warning("rates cannot be measured now: %s", problem)
-            except Exception:  # a mistake of ours; the next look may succeed
-                log.exception("rates cannot be measured")
+                failing.say("look", "rates cannot be measured now: %s", problem)
+            except Exception as problem:  # a mistake of ours; the next look may succeed
+                if failing.say("look", "rates cannot be measured, by an error of ours: %r", problem):
+                    log.error("it was raised here", exc_info=problem)
             took_s = time.monotonic() - began_s
             pause_s = max(LIVE_S if self._is_watched() else POINT_S, took_s / SHARE_MAX) - took_s
             self._came.clear()
@@ -182,13 +186,13 @@ class Sampler:
             self._records, self._commits = list(self._api.metadata.streams()), commits
         streams: dict[str, Seen] = {}
         moved: Counter[str] = Counter()
-        damaged = 0
+        unread: set[str] = set()
         listings = LISTINGS_MAX
         for record in self._records:
             old = before.streams.get(record.incarnation)
             seen = self._seen(record, old)
             if seen is None:
-                damaged += 1
+                unread.add(record.incarnation)
                 continue
             if seen.segments is None and listings:
                 listings -= 1
@@ -209,6 +213,8 @@ class Sampler:
             "disk_free": disk_free(self._api),
         }
         alarms = [str(alarm) for alarm in alarms_of(self._api)]
+        damaged = len(unread & self._unread)  # one that is just being deleted is not there the next time
+        self._unread = unread
         self.sample = Sample(now_s, int(time.time() * 1000), streams, workers, totals, alarms, damaged)
         self._remember(now_s)
 

@@ -19,7 +19,12 @@ async function ask(method, address, body, signal) {
   if (body !== undefined) headers["Content-Type"] = "application/json"
   let response
   try {
-    response = await fetch(address, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) })
+    response = await fetch(address, {
+      method,
+      headers,
+      signal,
+      body: body === undefined ? undefined : JSON.stringify(body),
+    })
   } catch (problem) {
     if (problem.name === "AbortError") throw problem
     throw new Refused(0, "away", "The broker does not answer.")

@@ -48,7 +48,13 @@ let problem = null
 
 function place() {
   const [way, query] = location.hash.replace(/^#\/?/, "").split("?")
-  return { parts: way.split("/").map(decodeURIComponent), query: Object.fromEntries(new URLSearchParams(query)), who, go, again }
+  return {
+    parts: way.split("/").map(decodeURIComponent),
+    query: Object.fromEntries(new URLSearchParams(query)),
+    who,
+    go,
+    again,
+  }
 }
 
 // Say in the address what a view was told; a change of the query is no new page in the history.
@@ -94,17 +100,43 @@ function draw() {
   const isAway = problem?.status === 0 || problem?.status === 503
   show(
     app,
-    h("header", { class: "bar" },
-      h("a", { class: "brand", href: "#/" }, h("img", { src: "page/icon.svg", alt: "", width: 26, height: 26 }), "VibeMQ"),
-      h("button", { class: "menu", type: "button", "aria-expanded": "false", "aria-controls": "nav", onclick: toggleMenu }, "Menu"),
-      h("span", { class: `live ${isAway ? "away" : ""}`, title: seenMs ? `looked at ${ago(seenMs)}` : "" }, isAway ? "no answer" : "live"),
+    h(
+      "header",
+      { class: "bar" },
+      h(
+        "a",
+        { class: "brand", href: "#/" },
+        h("img", { src: "page/icon.svg", alt: "", width: 26, height: 26 }),
+        "VibeMQ",
+      ),
+      h(
+        "button",
+        { class: "menu", type: "button", "aria-expanded": "false", "aria-controls": "nav", onclick: toggleMenu },
+        "Menu",
+      ),
+      h(
+        "span",
+        { class: `live ${isAway ? "away" : ""}`, title: seenMs ? `looked at ${ago(seenMs)}` : "" },
+        isAway ? "no answer" : "live",
+      ),
       h("span", { class: "who" }, who.user, h("small", {}, who.tags.join(", "))),
       h("button", { type: "button", class: "quiet", onclick: logOut }, "Log out"),
     ),
-    h("nav", { id: "nav", "aria-label": "Views" }, h("ul", {}, VIEWS.filter(({ level }) => who.level >= level).map((one) => link(one, here)))),
-    h("main", { id: "main", tabindex: "-1" },
+    h(
+      "nav",
+      { id: "nav", "aria-label": "Views" },
+      h(
+        "ul",
+        {},
+        VIEWS.filter(({ level }) => who.level >= level).map((one) => link(one, here)),
+      ),
+    ),
+    h(
+      "main",
+      { id: "main", tabindex: "-1" },
       h("h1", { tabindex: "-1", id: "title" }, title),
-      problem && h("p", { class: "problem", role: "alert" }, isAway ? `${problem.message} Trying again.` : problem.message),
+      problem &&
+        h("p", { class: "problem", role: "alert" }, isAway ? `${problem.message} Trying again.` : problem.message),
       data && h("div", { class: "view", key: here.parts.join("/") }, view.show(data, here)),
       !data && !problem && h("p", { class: "boot" }, "Loading"),
     ),
@@ -166,8 +198,11 @@ document.querySelector("#skip").addEventListener("click", (event) => {
 })
 window.addEventListener("hashchange", open)
 document.addEventListener("visibilitychange", () => !document.hidden && who && again())
-api.session().then((found) => {
-  if (!found) return leave("")
-  who = found
-  open()
-}, (failed) => leave(failed.message))
+api.session().then(
+  (found) => {
+    if (!found) return leave("")
+    who = found
+    open()
+  },
+  (failed) => leave(failed.message),
+)

@@ -10,7 +10,12 @@ const WIDTH = 720
 const HEIGHT = 160
 const HOUR_S = 3600
 // What is shown, with what stands below it, in minutes: the least that holds all there is.
-const WINDOWS = [[5, 4, 3, 2, 1, 0], [15, 10, 5, 0], [30, 20, 10, 0], [60, 45, 30, 15, 0]]
+const WINDOWS = [
+  [5, 4, 3, 2, 1, 0],
+  [15, 10, 5, 0],
+  [30, 20, 10, 0],
+  [60, 45, 30, 15, 0],
+]
 const GAP_S = 30 // between two points: nothing was measured there, and no line is drawn
 
 // A round number that is not below `value`; of sizes it is one in KiB, MiB and so on.
@@ -117,8 +122,11 @@ export function chart({ title, history, lines, format, isSize = false }) {
       h("span", { class: "mark", hidden: true, "data-own": true }),
       h("span", { class: "note", hidden: true, "data-own": true }),
     ),
-    h("div", { class: "axis", "aria-hidden": "true" }, 
-      ticks.map((tick) => h("span", {}, tick === minutes ? `${tick} min ago` : tick || "now"))),
+    h(
+      "div",
+      { class: "axis", "aria-hidden": "true" },
+      ticks.map((tick) => h("span", {}, tick === minutes ? `${tick} min ago` : tick || "now")),
+    ),
   )
 }
 

@@ -48,13 +48,19 @@ export function ask({ title, text, fields = [], button, isDangerous = false, act
     }
   }
 
-  const dialog = h("dialog", { "aria-labelledby": "dialog-title" },
-    h("form", { onsubmit: submit },
+  const dialog = h(
+    "dialog",
+    { "aria-labelledby": "dialog-title" },
+    h(
+      "form",
+      { onsubmit: submit },
       h("h2", { id: "dialog-title" }, title),
       text && h("p", {}, text),
       fields,
       h("p", { class: "problem", role: "alert", hidden: true }),
-      h("div", { class: "buttons" },
+      h(
+        "div",
+        { class: "buttons" },
         // First, and so where the focus is: what cannot be undone takes a step.
         h("button", { type: "button", onclick: () => dialog.close(), autofocus: isDangerous }, "Cancel"),
         h("button", { class: isDangerous ? "danger" : "main" }, button),
@@ -72,10 +78,25 @@ export function ask({ title, text, fields = [], button, isDangerous = false, act
 }
 
 export const field = (label, name, properties = {}, hint = "") =>
-  h("label", {}, label, h("input", { name, autocomplete: "off", spellcheck: "false", ...properties }), hint && h("small", {}, hint))
+  h(
+    "label",
+    {},
+    label,
+    h("input", { name, autocomplete: "off", spellcheck: "false", ...properties }),
+    hint && h("small", {}, hint),
+  )
 
 export const choice = (label, name, options, chosen = "") =>
-  h("label", {}, label, h("select", { name }, options.map(([value, text]) => h("option", { value, selected: value === chosen }, text))))
+  h(
+    "label",
+    {},
+    label,
+    h(
+      "select",
+      { name },
+      options.map(([value, text]) => h("option", { value, selected: value === chosen }, text)),
+    ),
+  )
 
 export const check = (label, name, isChecked = false) =>
   h("label", { class: "check" }, h("input", { type: "checkbox", name, checked: isChecked }), label)

@@ -6,7 +6,16 @@
 // writes HTML, and the page's policy (require-trusted-types-for) would not let it.
 
 const SVG = "http://www.w3.org/2000/svg"
-const HANDLERS = ["onclick", "onchange", "oninput", "onsubmit", "onkeydown", "onpointermove", "onpointerleave", "ontoggle"]
+const HANDLERS = [
+  "onclick",
+  "onchange",
+  "oninput",
+  "onsubmit",
+  "onkeydown",
+  "onpointermove",
+  "onpointerleave",
+  "ontoggle",
+]
 // What belongs to the person in front of it once it is there.
 const KEPT = { DETAILS: ["open"], DIALOG: ["open"], INPUT: ["value", "checked"], OPTION: ["selected"] }
 

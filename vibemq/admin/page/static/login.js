@@ -27,16 +27,41 @@ export function login(place, why, then) {
 
   show(
     place,
-    h("main", { id: "main", class: "login", tabindex: "-1", key: "login" },
+    h(
+      "main",
+      { id: "main", class: "login", tabindex: "-1", key: "login" },
       h("h1", {}, h("img", { src: "page/icon.svg", alt: "", width: 36, height: 36 }), "VibeMQ"),
-      h("form", { onsubmit: submit, "aria-label": "Log in" },
-        h("label", {}, "User", h("input", { name: "user", autocomplete: "username", required: true, autocapitalize: "none", spellcheck: "false" })),
-        h("label", {}, "Password", h("input", { name: "password", type: "password", autocomplete: "current-password", required: true })),
+      h(
+        "form",
+        { onsubmit: submit, "aria-label": "Log in" },
+        h(
+          "label",
+          {},
+          "User",
+          h("input", {
+            name: "user",
+            autocomplete: "username",
+            required: true,
+            autocapitalize: "none",
+            spellcheck: "false",
+          }),
+        ),
+        h(
+          "label",
+          {},
+          "Password",
+          h("input", { name: "password", type: "password", autocomplete: "current-password", required: true }),
+        ),
         h("p", { class: "problem", role: "alert", hidden: !why, "data-own": true }, why),
         h("button", { class: "main" }, "Log in"),
       ),
-      h("p", { class: "hint" }, "Users of the broker with a tag, such as ", h("code", {}, "vibemq ctl set_user_tags NAME monitoring"),
-        " gives. From this machine also guest, password guest, while that is allowed."),
+      h(
+        "p",
+        { class: "hint" },
+        "Users of the broker with a tag, such as ",
+        h("code", {}, "vibemq ctl set_user_tags NAME monitoring"),
+        " gives. From this machine also guest, password guest, while that is allowed.",
+      ),
     ),
   )
   document.querySelector("input[name=user]").focus()

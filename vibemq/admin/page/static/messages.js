@@ -15,7 +15,9 @@ export function messages(row, place) {
 
   async function look(query) {
     try {
-      seen.found = await api.get(`/stream${api.path(row.vhost, row.name)}/messages${api.query({ count: AT_ONCE, ...query })}`)
+      seen.found = await api.get(
+        `/stream${api.path(row.vhost, row.name)}/messages${api.query({ count: AT_ONCE, ...query })}`,
+      )
       seen.problem = ""
     } catch (refused) {
       if (!(refused instanceof api.Refused)) throw refused
@@ -41,33 +43,98 @@ export function messages(row, place) {
   }
 
   const first = found?.messages[0]?.offset
-  return h("section", { "aria-labelledby": "messages", key: "messages" },
+  return h(
+    "section",
+    { "aria-labelledby": "messages", key: "messages" },
     h("h2", { id: "messages" }, "Messages"),
-    h("form", { class: "tools", onsubmit: submit, "aria-label": "Look at messages" },
-      h("label", {}, h("span", {}, "From"), h("select", { name: "from", onchange: choose },
-        [["last", "the last ones"], ["first", "the first"], ["offset", "an offset"], ["time", "a time"]].map(([value, text]) => h("option", { value }, text)))),
-      seen.from === "offset" && h("label", { key: "offset" }, h("span", {}, "Offset"), h("input", { name: "offset", inputmode: "numeric", pattern: "[0-9]*", value: "0" })),
-      seen.from === "time" && h("label", { key: "time" }, h("span", {}, "Time, of this browser's zone"), h("input", { name: "time", type: "datetime-local", step: "1", required: true })),
+    h(
+      "form",
+      { class: "tools", onsubmit: submit, "aria-label": "Look at messages" },
+      h(
+        "label",
+        {},
+        h("span", {}, "From"),
+        h(
+          "select",
+          { name: "from", onchange: choose },
+          [
+            ["last", "the last ones"],
+            ["first", "the first"],
+            ["offset", "an offset"],
+            ["time", "a time"],
+          ].map(([value, text]) => h("option", { value }, text)),
+        ),
+      ),
+      seen.from === "offset" &&
+        h(
+          "label",
+          { key: "offset" },
+          h("span", {}, "Offset"),
+          h("input", { name: "offset", inputmode: "numeric", pattern: "[0-9]*", value: "0" }),
+        ),
+      seen.from === "time" &&
+        h(
+          "label",
+          { key: "time" },
+          h("span", {}, "Time, of this browser's zone"),
+          h("input", { name: "time", type: "datetime-local", step: "1", required: true }),
+        ),
       h("button", { class: "main" }, "Look"),
-      found && h("span", { class: "buttons push" },
-        h("button", { type: "button", disabled: !(first > found.first_offset), onclick: () => look({ offset: Math.max(found.first_offset, first - AT_ONCE) }) }, "Older"),
-        h("button", { type: "button", disabled: found.next >= found.next_offset, onclick: () => look({ offset: found.next }) }, "Newer")),
+      found &&
+        h(
+          "span",
+          { class: "buttons push" },
+          h(
+            "button",
+            {
+              type: "button",
+              disabled: !(first > found.first_offset),
+              onclick: () => look({ offset: Math.max(found.first_offset, first - AT_ONCE) }),
+            },
+            "Older",
+          ),
+          h(
+            "button",
+            { type: "button", disabled: found.next >= found.next_offset, onclick: () => look({ offset: found.next }) },
+            "Newer",
+          ),
+        ),
     ),
     seen.problem && h("p", { class: "problem", role: "alert" }, seen.problem),
-    found && (found.messages.length
-      ? h("ol", { class: "messages", "aria-label": "Messages" }, found.messages.map(message))
-      : h("p", { class: "empty" }, found.next_offset === found.first_offset ? "It has none." : "There is none from there on.")),
-    !found && h("p", { class: "hint" }, row.kind === "queue"
-      ? "By offset, also those that are settled and still on the disk. Looking takes nothing from consumers."
-      : "By offset or time; 20 at once."),
+    found &&
+      (found.messages.length
+        ? h("ol", { class: "messages", "aria-label": "Messages" }, found.messages.map(message))
+        : h(
+            "p",
+            { class: "empty" },
+            found.next_offset === found.first_offset ? "It has none." : "There is none from there on.",
+          )),
+    !found &&
+      h(
+        "p",
+        { class: "hint" },
+        row.kind === "queue"
+          ? "By offset, also those that are settled and still on the disk. Looking takes nothing from consumers."
+          : "By offset or time; 20 at once.",
+      ),
   )
 }
 
 function message(one) {
-  if (one.problem) return h("li", { key: one.offset }, h("div", { class: "head" }, h("b", {}, `#${one.offset}`)), h("p", { class: "problem" }, one.problem))
+  if (one.problem)
+    return h(
+      "li",
+      { key: one.offset },
+      h("div", { class: "head" }, h("b", {}, `#${one.offset}`)),
+      h("p", { class: "problem" }, one.problem),
+    )
   const headers = Object.entries(one.headers)
-  return h("li", { key: one.offset },
-    h("div", { class: "head" },
+  return h(
+    "li",
+    { key: one.offset },
+    h(
+      "div",
+      { class: "head" },
       h("b", {}, `#${one.offset}`),
       h("time", {}, `${moment(one.timestamp)} UTC`),
       h("span", {}, bytes(one.size_bytes)),
@@ -76,7 +143,9 @@ function message(one) {
       headers.map(([name, value]) => h("span", { class: "header" }, `${name}: ${value}`)),
     ),
     h("pre", { tabindex: one.body.length > 300 ? "0" : null }, pretty(one)),
-    one.encoding === "string" && new Blob([one.body]).size < one.size_bytes && h("p", { class: "hint" }, `The beginning of ${count(one.size_bytes)} bytes.`),
+    one.encoding === "string" &&
+      new Blob([one.body]).size < one.size_bytes &&
+      h("p", { class: "hint" }, `The beginning of ${count(one.size_bytes)} bytes.`),
   )
 }
 
