@@ -11,7 +11,7 @@
 #   make remote-soak  brokers of an object store lose processes and machines at random, SOAK_ROUNDS times
 #   make spark-versions  the Spark tests' core with each older Spark that is supported
 #   make spark-connect  the same source and sink over Spark Connect
-#   make screenshots  the pictures of the management page in docs/page, of five minutes of load
+#   make screenshots  the pictures of the management page in docs/page, of some minutes of load
 #   make bench    the figures of benchmarks/README.md on this machine, RabbitMQ beside it if installed
 #   make clean    remove everything that was built, and the virtual environment
 #

@@ -229,7 +229,7 @@ def chromium(program: str) -> Iterator[Browser]:
         address = next((line.split()[-1] for line in process.stderr if line.startswith("DevTools listening on ")), None)
         assert address is not None, "Chromium has ended"
         os.set_blocking(process.stderr.fileno(), False)  # what it says later is nobody's, and must not stop it
-        with connect(address, max_size=MESSAGE_BYTES_MAX, open_timeout=START_S) as socket:
+        with connect(address, max_size=MESSAGE_BYTES_MAX, open_timeout=START_S, ping_interval=None) as socket:
             yield Browser(socket)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
