@@ -8,7 +8,7 @@
 #   make san      the C core under the address, undefined and thread sanitizers
 #   make fuzz     every fuzz target for FUZZ_SECONDS each
 #   make spark-soak  drivers and brokers of a Spark query killed at random, SOAK_ROUNDS times
-#   make remote-soak  brokers of an object store lose processes and machines at random, SOAK_ROUNDS times
+#   make remote-soak  brokers of an object store lose processes, power and machines at random, SOAK_ROUNDS times
 #   make spark-versions  the Spark tests' core with each older Spark that is supported
 #   make spark-connect  the same source and sink over Spark Connect
 #   make screenshots  the pictures of the management page in docs/page, of some minutes of load

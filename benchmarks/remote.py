@@ -31,7 +31,7 @@ from vibemq.config import Remote
 from vibemq.remote.asking import ask
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.objects import Kind
-from vibemq.remote.tier import places_of_all
+from vibemq.remote.stubs import places_of_all
 
 ROOT = Path(__file__).resolve().parent.parent
 MESSAGES = 8_000_000

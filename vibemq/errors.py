@@ -18,6 +18,9 @@ This module imports nothing of VibeMQ, so everything may import it.
 class VibeMQError(Exception):
     """Base of all errors below: one sentence, and a hint that may be empty."""
 
+    #: Of a command that ends with it.
+    exit_code = 1
+
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
@@ -48,6 +51,12 @@ class UserError(VibeMQError):
 
 class ConfigError(UserError):
     """An option is unknown, or its value is not allowed."""
+
+
+class Superseded(ConfigError):
+    """Another broker has this one's place in the object store: as it is, it must not be started again."""
+
+    exit_code = 3
 
 
 class InvalidValue(UserError, ValueError):

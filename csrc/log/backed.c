@@ -7,7 +7,7 @@
  * So all that recovery can lose is what lies behind the newest stub.
  *
  * A log has no holes.  Where a stub is missing or was damaged, the log begins behind the hole; the stubs before
- * it are put away, for whoever can say what became of it.
+ * it, and a damaged one, are put away, for whoever can say what became of it: what they name may be whole in the store.
  */
 #include <stdlib.h>
 
@@ -164,6 +164,21 @@ err backed_take(struct recovery *rc, struct fault *f)
     return e;
 }
 
+/* Those that say nothing and lie before the log's first offset. */
+static err put_away_damaged(struct recovery *rc, uint64_t first_offset, struct fault *f)
+{
+    uint64_t *first = NULL;
+    uint32_t count = 0;
+    err e = file_numbers(rc->directory, STUB_SUFFIX, &first, &count, f);
+    for (uint32_t i = 0; i < count && !e && first[i] < first_offset; i++) {
+        struct stub s;
+        err found = stub_read(rc->directory, first[i], &s, NULL);
+        if (found == ERR_CORRUPT || found == ERR_TRUNCATED) e = recovery_put_away(rc, first[i], STUB_SUFFIX, STUB_BYTES, f);
+    }
+    free(first);
+    return e;
+}
+
 err backed_join(struct recovery *rc, uint64_t *first_offset, struct fault *f)
 {
     uint32_t from = rc->piece_count;
@@ -183,6 +198,7 @@ err backed_join(struct recovery *rc, uint64_t *first_offset, struct fault *f)
         if (!e && p->here) e = file_stat_of(path.text, &st, f);
         if (!e && p->here) e = recovery_put_away(rc, p->first, SEGMENT_SUFFIX, (uint64_t)st.st_size, f);
     }
+    if (!e) e = put_away_damaged(rc, *first_offset, f);
     if (from == 0) return e;
     rc->piece_count -= from;
     memmove(rc->pieces, rc->pieces + from, rc->piece_count * sizeof *rc->pieces);

@@ -4,10 +4,6 @@
  */
 #include "cold_help.h"
 
-static int64_t clock_ms;
-static struct sys fake;
-static int64_t fake_now(void) { return clock_ms; }
-
 /* Twenty segments of twenty messages, 100 ms for each ten from 1000 on; publisher "p" has sent one for each. */
 static struct log *make_log(const struct log_options *options)
 {
@@ -15,12 +11,10 @@ static struct log *make_log(const struct log_options *options)
     struct batch b;
     o.segment_bytes_max = 4096;
     struct log *l = cold_begin(&o);
-    fake = sys_real;
-    fake.now_ms = fake_now;
-    sys = &fake;
+    help_use_clock();
     batch_init(&b, NULL);
     for (int i = 0; i < 40; i++) {
-        clock_ms = 1000 + 100 * i;
+        help_clock_ms = 1000 + 100 * i;
         for (int k = 0; k < 10; k++) {
             char text[300];
             memset(text, '.', sizeof text);
@@ -39,23 +33,6 @@ static uint64_t published(struct log *l)
     uint64_t id = 0;
     log_publisher_sequence(l, "p", 1, &id, NULL);
     return id;
-}
-
-static void messages_are_theirs(struct help_walk *w, uint64_t offset, const uint8_t *body, uint32_t bytes)
-{
-    char text[32];
-    int n = snprintf(text, sizeof text, "m%" PRIu64 " ", offset);
-    (void)w;
-    EXPECT(bytes >= (uint32_t)n && memcmp(body, text, (size_t)n) == 0);
-}
-
-static void read_all(struct log *l, uint64_t first, uint64_t next)
-{
-    struct help_walk w = {.message = messages_are_theirs};
-    help_walk_log(&w, l);
-    EXPECT_EQ(first, w.first);
-    EXPECT_EQ(next, w.next);
-    EXPECT_EQ(next - first, w.messages);
 }
 
 /* ---- retention ---- */
@@ -94,7 +71,7 @@ TEST(what_is_beyond_the_local_limit_goes_from_here_if_the_store_has_it)
     EXPECT_OK(log_stats(l, &stats, NULL));
     EXPECT_EQ(0, stats.first_offset);
     cold_start();
-    read_all(l, 0, 400);
+    help_read_all(l, 0, 400);
     cold_end(l);
 }
 
@@ -108,7 +85,7 @@ TEST(the_newest_stay_here_up_to_the_limit_and_the_active_one_always)
     keep(l, &(struct log_options){.local_bytes_max = 1});
     EXPECT_EQ(1, here());
     cold_start();
-    read_all(l, 0, 400);
+    help_read_all(l, 0, 400);
     cold_end(l);
 }
 
@@ -149,7 +126,7 @@ TEST(an_index_that_is_not_whole_is_not_left_to_be_trusted)
     keep(l, &(struct log_options){.local_bytes_max = 1});
     EXPECT(!cold_has(20, SEGMENT_SUFFIX) && !cold_has(20, INDEX_SUFFIX) && cold_has(0, INDEX_SUFFIX));
     cold_start();
-    read_all(l, 0, 400);
+    help_read_all(l, 0, 400);
     cold_end(l);
 }
 
@@ -159,16 +136,16 @@ TEST(limits_of_the_log_count_what_is_cold_too_and_leave_nothing_of_it)
     struct log_stats stats;
     cold_all_up(l, 15);
     cold_start();
-    read_all(l, 0, 400);
+    help_read_all(l, 0, 400);
     EXPECT_OK(log_stats(l, &stats, NULL));
     struct retention_report report = keep(l, &(struct log_options){.retention_bytes_max = stats.bytes / 2});
     EXPECT_EQ(10, report.segments_dropped);
     for (uint64_t segment = 0; segment < 200; segment += 20)
         EXPECT(!cold_has(segment, STUB_SUFFIX) && !cold_has(segment, COLD_SUFFIX) && !cold_has(segment, INDEX_SUFFIX));
     EXPECT(cold_has(200, STUB_SUFFIX));
-    read_all(l, 200, 400);
+    help_read_all(l, 200, 400);
     EXPECT_EQ(2, keep(l, &(struct log_options){.retention_age_ms_max = 1599}).segments_dropped);
-    read_all(l, 240, 400);
+    help_read_all(l, 240, 400);
     cold_end(l);
 }
 
@@ -214,7 +191,7 @@ TEST(cold_segments_are_taken_as_they_are_and_the_rest_is_recovered)
     EXPECT_EQ(400, published(l));
     EXPECT_EQ(0, cold_world.questions); /* it asks nobody */
     cold_start();
-    read_all(l, 0, 400);
+    help_read_all(l, 0, 400);
     EXPECT_EQ(400, append_one(l));
     cold_end(l);
 }
@@ -224,7 +201,7 @@ TEST(blocks_do_not_outlive_the_boot_in_which_they_were_fetched)
     struct log *l = make_log(&(struct log_options){0});
     cold_all_up(l, 12);
     cold_start();
-    read_all(l, 0, 400);
+    help_read_all(l, 0, 400);
     EXPECT(cold_has(0, COLD_SUFFIX));
     cold_end(l);
     l = recovered();
@@ -257,7 +234,7 @@ TEST(a_log_is_there_again_from_its_stubs_alone)
         cold_all_up(l, 0);
         log_close(l);
         lose_all_but_stubs(true, with_indexes);
-        clock_ms = 5; /* a clock that is wrong does not turn the log back */
+        help_clock_ms = 5; /* a clock that is wrong does not turn the log back */
         l = recovered();
         control_committed(log_control(l), &c);
         EXPECT_EQ(380, c.segment);
@@ -267,7 +244,7 @@ TEST(a_log_is_there_again_from_its_stubs_alone)
         EXPECT_EQ(2, log_control(l)->epoch);
         EXPECT_EQ(0, atomic_load(&log_control(l)->first_offset));
         cold_start();
-        read_all(l, 0, 380);
+        help_read_all(l, 0, 380);
         EXPECT_OK(reader_open(&r, l, READER_LAST, 0, &f));
         EXPECT_OK(reader_settle(&r, false, &f));
         EXPECT_EQ(370, r.next_offset);
@@ -326,7 +303,7 @@ TEST(a_segment_that_is_damaged_here_and_whole_in_the_store_is_read_from_there)
         EXPECT(!cold_has(200, SEGMENT_SUFFIX));
         EXPECT_EQ(400, published(l));
         cold_start();
-        read_all(l, 0, 400);
+        help_read_all(l, 0, 400);
         cold_end(l);
     }
 }
@@ -344,7 +321,7 @@ TEST(when_the_end_is_lost_a_log_goes_on_where_what_is_stored_ends_and_knows_its_
         l = recovered();
         EXPECT_EQ(380, published(l));
         cold_start();
-        read_all(l, 0, 380);
+        help_read_all(l, 0, 380);
         EXPECT_EQ(380, append_one(l));
         cold_end(l);
     }
@@ -361,13 +338,13 @@ TEST(a_log_begins_behind_a_hole_and_the_stubs_before_it_are_put_away)
     EXPECT_EQ(220, atomic_load(&log_control(l)->first_offset));
     EXPECT(!cold_has(180, STUB_SUFFIX) && !cold_has(180, INDEX_SUFFIX) && cold_has(220, STUB_SUFFIX));
     cold_start();
-    read_all(l, 220, 400);
+    help_read_all(l, 220, 400);
     cold_end(l);
     /* A hole right below what is here. */
     cold_unlink(360, STUB_SUFFIX);
     l = recovered();
     EXPECT_EQ(380, atomic_load(&log_control(l)->first_offset));
-    read_all(l, 380, 400);
+    help_read_all(l, 380, 400);
     EXPECT_EQ(400, append_one(l));
     log_close(l);
 }
@@ -382,15 +359,32 @@ TEST(a_damaged_stub_is_nothing_where_the_segment_is_here_and_a_hole_where_it_is_
     l = recovered();
     EXPECT_EQ(0, atomic_load(&log_control(l)->first_offset));
     cold_start();
-    read_all(l, 0, 400);
+    help_read_all(l, 0, 400);
     cold_end(l);
     path = file_path_numbered(cold_world.log, 100, STUB_SUFFIX);
     EXPECT(truncate(path.text, 10) == 0);
     l = recovered();
     EXPECT_EQ(120, atomic_load(&log_control(l)->first_offset));
+    EXPECT_EQ(6, report.cut_count); /* it and those before it are put away, because what they name may be whole */
     cold_start();
-    read_all(l, 120, 400);
+    help_read_all(l, 120, 400);
     cold_end(l);
+}
+
+TEST(the_oldest_stub_is_put_away_when_it_is_damaged)
+{
+    struct log *l = make_log(&(struct log_options){0});
+    cold_all_up(l, 10);
+    log_close(l);
+    struct file_path path = file_path_numbered(cold_world.log, 0, STUB_SUFFIX);
+    EXPECT(truncate(path.text, 10) == 0);
+    l = recovered();
+    EXPECT_EQ(20, atomic_load(&log_control(l)->first_offset));
+    EXPECT_EQ(1, report.cut_count);
+    EXPECT_STR_EQ(path.text, report.cuts[0].path);
+    EXPECT(!cold_has(0, STUB_SUFFIX));
+    EXPECT(access(report.cuts[0].kept, F_OK) == 0);
+    log_close(l);
 }
 
 TEST(a_segment_that_is_only_here_stays_also_between_stored_ones)
@@ -404,7 +398,7 @@ TEST(a_segment_that_is_only_here_stays_also_between_stored_ones)
     l = recovered();
     EXPECT_EQ(0, report.cut_count);
     cold_start();
-    read_all(l, 0, 400);
+    help_read_all(l, 0, 400);
     cold_end(l);
 }
 
@@ -431,7 +425,7 @@ TEST(a_stub_or_blocks_of_another_version_refuse_the_log_and_nothing_is_written)
         struct fault f;
         cold_all_up(l, 5);
         cold_start();
-        read_all(l, 0, 400);
+        help_read_all(l, 0, 400);
         cold_end(l);
         struct file_path path = file_path_numbered(cold_world.log, 20, of_stub ? STUB_SUFFIX : COLD_SUFFIX);
         int fd = open(path.text, O_RDWR);

@@ -6,26 +6,15 @@
 
 #include "../log/cuts.h"
 
-static int64_t clock_ms;
-static struct sys fake;
-static int64_t fake_now(void) { return clock_ms; }
-
-static void use_clock(void)
-{
-    fake = sys_real;
-    fake.now_ms = fake_now;
-    sys = &fake;
-}
-
 /* Forty chunks of ten messages, one each 100 ms from 1000 on, two in each segment. */
 static struct log *make_log(void)
 {
     struct log *l = cold_begin(&(struct log_options){.segment_bytes_max = 4096});
     struct batch b;
-    use_clock();
+    help_use_clock();
     batch_init(&b, NULL);
     for (int i = 0; i < 40; i++) {
-        clock_ms = 1000 + 100 * i;
+        help_clock_ms = 1000 + 100 * i;
         EXPECT_OK(help_fill(l, &b, 10, 300, NULL));
     }
     batch_free(&b);
@@ -41,24 +30,6 @@ static uint64_t attached(struct log *l, enum reader_from from, int64_t value)
     uint64_t at = r.next_offset;
     reader_close(&r);
     return at;
-}
-
-static void messages_are_theirs(struct help_walk *w, uint64_t offset, const uint8_t *body, uint32_t bytes)
-{
-    char text[32];
-    int n = snprintf(text, sizeof text, "m%" PRIu64 " ", offset);
-    (void)w;
-    EXPECT(bytes >= (uint32_t)n && memcmp(body, text, (size_t)n) == 0);
-}
-
-static void read_all(struct log *l, uint64_t first, uint64_t next)
-{
-    struct help_walk w = {.message = messages_are_theirs};
-    help_walk_log(&w, l);
-    EXPECT_EQ(first, w.first);
-    EXPECT_EQ(next, w.next);
-    EXPECT_EQ(next - first, w.messages);
-    EXPECT_EQ(0, w.damaged);
 }
 
 static const struct stub good = {.first = 7, .next = 19, .bytes = 5000, .oldest_ms = 1, .newest_ms = 9, .seed = 3, .epoch = 2};
@@ -100,7 +71,7 @@ TEST(a_segment_with_a_stub_is_read_from_its_file_while_that_is_here)
 {
     struct log *l = make_log();
     cold_all_up(l, 0);
-    read_all(l, 0, 400); /* with no archiver */
+    help_read_all(l, 0, 400); /* with no archiver */
     cold_end(l);
 }
 
@@ -115,10 +86,10 @@ TEST(a_log_is_read_across_the_border)
     EXPECT_EQ(before.first_offset, after.first_offset);
     EXPECT_EQ(before.bytes, after.bytes);
     EXPECT_EQ(before.segment_count, after.segment_count);
-    read_all(l, 0, 400);
+    help_read_all(l, 0, 400);
     EXPECT_EQ(10, cold_world.fetched);
     EXPECT_EQ(10, cold_world.questions);
-    read_all(l, 0, 400);
+    help_read_all(l, 0, 400);
     EXPECT_EQ(10, cold_world.questions); /* nothing is fetched twice */
     cold_end(l);
 }
@@ -197,7 +168,7 @@ TEST(a_large_segment_is_fetched_by_blocks)
     struct batch b;
     struct reader r;
     struct fault f;
-    use_clock();
+    help_use_clock();
     batch_init(&b, NULL);
     for (int i = 0; i < 110; i++) EXPECT_OK(help_fill(l, &b, 100, 2000, NULL));
     batch_free(&b);
@@ -218,7 +189,7 @@ TEST(a_large_segment_is_fetched_by_blocks)
     EXPECT_OK(reader_fetch(&r, data, sizeof data, true, &got, &f));
     EXPECT_EQ(1000, got);
     reader_close(&r);
-    read_all(l, 0, 11000);
+    help_read_all(l, 0, 11000);
     cold_end(l);
 }
 
@@ -251,7 +222,7 @@ TEST(a_file_of_blocks_that_is_damaged_or_of_another_segment_is_begun_anew)
     struct log *l = make_log();
     cold_all_up(l, 10);
     cold_start();
-    read_all(l, 0, 400);
+    help_read_all(l, 0, 400);
     cold_unlink(0, COLD_SUFFIX);
     struct file_path from = file_path_numbered(cold_world.log, 20, COLD_SUFFIX), to = file_path_numbered(cold_world.log, 0, COLD_SUFFIX);
     EXPECT(rename(from.text, to.text) == 0);
@@ -259,7 +230,7 @@ TEST(a_file_of_blocks_that_is_damaged_or_of_another_segment_is_begun_anew)
     int fd = open(to.text, O_RDWR);
     EXPECT_EQ(8, pwrite(fd, "12345678", 8, 8));
     close(fd);
-    read_all(l, 0, 400);
+    help_read_all(l, 0, 400);
     EXPECT_EQ(13, cold_world.fetched);
     cold_end(l);
 }
@@ -358,8 +329,8 @@ TEST(an_archiver_that_does_not_answer_is_not_waited_for_for_ever)
     struct log *l = make_log();
     struct fault f;
     cold_all_up(l, 10);
-    fake.recv = never_recv;
-    fake.setsockopt = time_is_over;
+    help_sys.recv = never_recv;
+    help_sys.setsockopt = time_is_over;
     cold_start();
     for (calls_left = 40; calls_left >= 0;) { /* at each step of asking once */
         int left = calls_left;
@@ -377,9 +348,9 @@ TEST(interrupted_and_short_calls_are_gone_on_with_and_others_are_told)
     struct log *l = make_log();
     struct fault f;
     cold_all_up(l, 10);
-    fake.connect = fail_connect;
-    fake.send = fail_send;
-    fake.recv = fail_recv;
+    help_sys.connect = fail_connect;
+    help_sys.send = fail_send;
+    help_sys.recv = fail_recv;
     cold_start();
     for (int n = 0; n < 30; n++) {
         calls_left = n;
@@ -387,7 +358,7 @@ TEST(interrupted_and_short_calls_are_gone_on_with_and_others_are_told)
         EXPECT_OK(cold_evict(cold_world.log, 0, &f));
     }
     cold_stop();
-    fake.socket = fail_socket;
+    help_sys.socket = fail_socket;
     calls_left = 0;
     EXPECT_ERR(ERR_IO, first_fetch(l, &f));
     EXPECT_EQ(EMFILE, f.sys_errno);
@@ -413,7 +384,7 @@ TEST(what_retention_took_meanwhile_is_not_fetched_and_not_waited_for)
     EXPECT_ERR(ERR_NOT_FOUND, reader_fetch(&r, data, sizeof data, true, &got, &f));
     EXPECT_EQ(0, cold_world.questions);
     reader_close(&r);
-    read_all(l, 100, 400);
+    help_read_all(l, 100, 400);
     cold_end(l);
 }
 
@@ -425,7 +396,7 @@ TEST(a_reader_goes_on_in_the_file_it_has_open_and_then_from_the_store)
     EXPECT_OK(reader_open(&r, l, READER_FIRST, 0, &f));
     cold_all_up(l, 10);
     cold_start();
-    struct help_walk w = {.message = messages_are_theirs};
+    struct help_walk w = {.message = help_message_is_ours};
     help_walk_on(&w, &r);
     EXPECT_EQ(400, w.next);
     EXPECT_EQ(9, cold_world.fetched);
@@ -445,7 +416,7 @@ TEST(a_damaged_chunk_of_a_cold_segment_costs_itself_only)
         close(fd);
     }
     cold_start();
-    struct help_walk w = {.message = messages_are_theirs};
+    struct help_walk w = {.message = help_message_is_ours};
     help_walk_log(&w, l);
     EXPECT_EQ(3, w.damaged);
     EXPECT_EQ(370, w.messages);
@@ -484,7 +455,7 @@ TEST(chunks_that_a_filter_does_not_take_are_skipped_in_a_cold_segment_too)
     struct filter wanted;
     struct fault f;
     uint32_t skipped;
-    use_clock();
+    help_use_clock();
     batch_init(&b, NULL);
     for (int i = 0; i < 40; i++) {
         batch_filter_size(&b, 16);
@@ -512,7 +483,7 @@ TEST(a_removed_log_leaves_nothing_of_what_was_cold)
     struct log *l = make_log();
     cold_all_up(l, 10);
     cold_start();
-    read_all(l, 0, 400);
+    help_read_all(l, 0, 400);
     log_mark_deleted(l);
     EXPECT_OK(log_remove(cold_world.log, NULL));
     EXPECT(access(cold_world.log, F_OK) < 0);

@@ -25,6 +25,18 @@ TEST_UNUSED static const char *help_path(void)
     return path;
 }
 
+/* A clock that tests set: `sys` is the real one but for it, until somebody sets `sys` again. */
+static int64_t help_clock_ms;
+static struct sys help_sys;
+TEST_UNUSED static int64_t help_now(void) { return help_clock_ms; }
+
+TEST_UNUSED static void help_use_clock(void)
+{
+    help_sys = sys_real;
+    help_sys.now_ms = help_now;
+    sys = &help_sys;
+}
+
 TEST_UNUSED static void help_fault(const struct fault *f)
 {
     char line[600];
@@ -187,6 +199,26 @@ TEST_UNUSED static void help_walk_log(struct help_walk *w, struct log *l)
     help_walk_on(w, &r);
     EXPECT_ERR(ERR_END, w->last);
     reader_close(&r);
+}
+
+/* For help_walk.message: are they what help_fill wrote? */
+TEST_UNUSED static void help_message_is_ours(struct help_walk *w, uint64_t offset, const uint8_t *body, uint32_t bytes)
+{
+    char text[32];
+    int n = snprintf(text, sizeof text, "m%" PRIu64 " ", offset);
+    (void)w;
+    EXPECT(bytes >= (uint32_t)n && memcmp(body, text, (size_t)n) == 0);
+}
+
+/* The whole log is [first, next), each message as help_fill wrote it. */
+TEST_UNUSED static void help_read_all(struct log *l, uint64_t first, uint64_t next)
+{
+    struct help_walk w = {.message = help_message_is_ours};
+    help_walk_log(&w, l);
+    EXPECT_EQ(first, w.first);
+    EXPECT_EQ(next, w.next);
+    EXPECT_EQ(next - first, w.messages);
+    EXPECT_EQ(0, w.damaged);
 }
 
 #endif

@@ -10,9 +10,6 @@
 #include "../log/handle.h"
 #include "log_help.h"
 
-static int64_t clock_ms;
-static struct sys fake;
-static int64_t fake_now(void) { return clock_ms; }
 static bool cached;
 static ssize_t fake_nowait(int fd, void *data, size_t size, off_t position)
 {
@@ -23,10 +20,8 @@ static ssize_t fake_nowait(int fd, void *data, size_t size, off_t position)
 
 static void use_clock(void)
 {
-    fake = sys_real;
-    fake.now_ms = fake_now;
-    fake.pread_nowait = fake_nowait;
-    sys = &fake;
+    help_use_clock();
+    help_sys.pread_nowait = fake_nowait;
 }
 
 /* Ten chunks of ten messages, one each 100 ms from 1000 on, over several segments. */
@@ -36,7 +31,7 @@ static struct log *make_log(uint64_t segment_bytes)
     struct batch b;
     batch_init(&b, NULL);
     for (int i = 0; i < 10; i++) {
-        clock_ms = 1000 + 100 * i;
+        help_clock_ms = 1000 + 100 * i;
         EXPECT_OK(help_fill(l, &b, 10, 300, NULL));
     }
     batch_free(&b);
@@ -83,8 +78,8 @@ TEST(a_reader_that_could_not_attach_keeps_no_descriptor)
 {
     use_clock();
     struct log *l = make_log(4096);
-    fake.open = counting_open;
-    fake.close = counting_close;
+    help_sys.open = counting_open;
+    help_sys.close = counting_close;
     for (int64_t time = 900; time <= 2000; time += 50) {
         err e = ERR_IO;
         for (unsigned left = 0; e; left++) {
@@ -164,7 +159,7 @@ TEST(last_is_next_when_the_last_chunk_was_dropped)
     struct log *l = make_log(0);
     struct retention_report report;
     bool rolled;
-    clock_ms += 100000;
+    help_clock_ms += 100000;
     EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL));
     EXPECT(rolled);
     EXPECT_EQ(90, attach(l, READER_LAST, 0)); /* in the closed segment */
@@ -284,8 +279,8 @@ TEST(a_process_that_may_only_read_follows_another_that_appends)
     struct log *writer = make_log(4096), *l;
     struct help_walk w = {0};
     struct batch b;
-    fake.open = open_and_tell;
-    fake.mmap = map_and_tell;
+    help_sys.open = open_and_tell;
+    help_sys.mmap = map_and_tell;
     wrote = false;
     REQUIRE_OK(log_open_readonly(writer->directory, &l, NULL));
     struct reader r;
@@ -293,11 +288,11 @@ TEST(a_process_that_may_only_read_follows_another_that_appends)
     help_walk_on(&w, &r);
     EXPECT_EQ(100, w.messages);
     EXPECT(!wrote);
-    fake.open = sys_real.open;
+    help_sys.open = sys_real.open;
     batch_init(&b, NULL);
     for (int i = 0; i < 5; i++) EXPECT_OK(help_fill(writer, &b, 10, 300, NULL)); /* it rolls on the way */
     batch_free(&b);
-    fake.open = open_and_tell;
+    help_sys.open = open_and_tell;
     help_walk_on(&w, &r);
     EXPECT_EQ(150, w.messages);
     EXPECT(!wrote);

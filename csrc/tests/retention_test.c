@@ -4,10 +4,6 @@
 #include "../log/handle.h"
 #include "log_help.h"
 
-static int64_t clock_ms;
-static struct sys fake;
-static int64_t fake_now(void) { return clock_ms; }
-
 static struct log *watched;
 static unsigned reads;
 
@@ -22,10 +18,8 @@ static ssize_t read_while_nobody_waits(int fd, void *data, size_t size, off_t po
 
 static struct log *make(const struct log_options *options, struct batch *b)
 {
-    fake = sys_real;
-    fake.now_ms = fake_now;
-    sys = &fake;
-    clock_ms = 1000;
+    help_use_clock();
+    help_clock_ms = 1000;
     EXPECT_OK(batch_init(b, NULL));
     return help_log(help_path(), options);
 }
@@ -60,7 +54,7 @@ TEST(the_newest_segment_always_stays)
     struct log *l = make(&(struct log_options){.segment_bytes_max = 4096, .retention_bytes_max = 1, .retention_age_ms_max = 1}, &b);
     struct retention_report report;
     EXPECT_OK(help_fill(l, &b, 10, 900, NULL));
-    clock_ms += 100000;
+    help_clock_ms += 100000;
     EXPECT_OK(retention_run(l, &report, NULL));
     EXPECT_EQ(0, report.segments_dropped);
     EXPECT_OK(help_fill(l, &b, 1, 900, NULL));
@@ -78,18 +72,18 @@ TEST(age_is_that_of_a_segments_last_chunk)
     struct log *l = make(&(struct log_options){.segment_bytes_max = 4096, .retention_age_ms_max = 1000}, &b);
     struct retention_report report;
     for (int i = 0; i < 10; i++) { /* a segment each */
-        clock_ms = 10000 + 100 * i;
+        help_clock_ms = 10000 + 100 * i;
         EXPECT_OK(help_fill(l, &b, 5, 1000, NULL));
     }
-    clock_ms = 11000;
+    help_clock_ms = 11000;
     EXPECT_OK(retention_run(l, &report, NULL));
     EXPECT_EQ(0, report.segments_dropped);
-    clock_ms = 11301;
+    help_clock_ms = 11301;
     EXPECT_OK(retention_run(l, &report, NULL));
     EXPECT_EQ(4, report.segments_dropped);
     EXPECT_EQ(20, report.first_offset);
     bool rolled;
-    clock_ms = 20000;
+    help_clock_ms = 20000;
     EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL));
     EXPECT(rolled);
     EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL)); /* it is empty now */
@@ -110,7 +104,7 @@ TEST(a_segment_covers_no_more_time_than_was_said)
     bool rolled;
     unsigned rolls = 0;
     for (int i = 0; i < 100; i++) { /* one message each 500 ms, and a look each second */
-        clock_ms += 500;
+        help_clock_ms += 500;
         EXPECT_OK(help_fill(l, &b, 1, 50, NULL));
         if (i % 2 == 0) continue;
         EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL));
@@ -119,7 +113,7 @@ TEST(a_segment_covers_no_more_time_than_was_said)
     }
     EXPECT_EQ(25, rolls);
     EXPECT(report.first_offset >= 100 - (8000 + 2 * 1000) / 500 - 2);
-    clock_ms += 9001; /* nothing more is written */
+    help_clock_ms += 9001; /* nothing more is written */
     EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL));
     EXPECT_OK(retention_run(l, &report, NULL));
     EXPECT_EQ(100, report.first_offset);
@@ -137,7 +131,7 @@ TEST(what_is_old_goes_also_where_durability_was_asked_for_and_nobody_writes)
     bool rolled;
     EXPECT_OK(help_fill(l, &b, 5, 100, NULL));
     EXPECT_OK(log_sync(l, &durable, NULL));
-    clock_ms += 5000;
+    help_clock_ms += 5000;
     EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL));
     EXPECT(rolled);
     EXPECT_OK(retention_run(l, &report, NULL));
@@ -241,11 +235,11 @@ TEST(the_oldest_chunk_is_read_without_the_lock)
     bool rolled;
     EXPECT_OK(help_fill(l, &b, 5, 100, NULL));
     watched = l;
-    fake.pread = read_while_nobody_waits;
+    help_sys.pread = read_while_nobody_waits;
     EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL));
     EXPECT(!rolled && reads > 0);
-    clock_ms += 5000;
-    fake.pread = sys_real.pread;
+    help_clock_ms += 5000;
+    help_sys.pread = sys_real.pread;
     EXPECT_OK(retention_roll_aged(l, 1000, &rolled, NULL));
     EXPECT(rolled);
     sys = &sys_real;

@@ -10,7 +10,15 @@ from vibemq import config
 from vibemq.broker import catalog as module
 from vibemq.broker.arguments import BadArgument, stream_arguments
 from vibemq.broker.catalog import Catalog, checked_name
-from vibemq.errors import ExchangeNotFound, LimitExceeded, StorageError, StreamExists, UserError, VhostNotFound
+from vibemq.errors import (
+    ExchangeNotFound,
+    LimitExceeded,
+    MetadataUnsure,
+    StorageError,
+    StreamExists,
+    UserError,
+    VhostNotFound,
+)
 from vibemq.storage import log as logs
 from vibemq.storage.metadata import Metadata
 
@@ -74,6 +82,22 @@ def test_what_no_super_stream_can_be_is_refused_before_anything_is_made(catalog,
     with pytest.raises(BadArgument):
         catalog.create_super_stream("/", "amq.s", ["a"], ["0"], {})
     assert directories(metadata) == known(metadata) == []
+
+
+@pytest.mark.parametrize("problem", [MetadataUnsure, StorageError])
+def test_a_log_stays_where_nobody_knows_whether_its_stream_was_made(catalog, metadata, problem):
+    """The object store may have the change all the same, and then the stream is there after the next start at most."""
+
+    def publish(number, changes):
+        raise problem("ERR_IO", "not answered")
+
+    metadata.own_all("here", 1)
+    metadata.bind("c1", "here")
+    metadata.publish = publish
+    for make in (create, create_super):
+        with pytest.raises(problem):
+            make(catalog, "s")
+    assert len(directories(metadata)) == (4 if problem is MetadataUnsure else 0) and known(metadata) == []
 
 
 def test_limits_and_names_that_are_taken_leave_no_files(catalog, metadata):

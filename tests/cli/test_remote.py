@@ -7,6 +7,8 @@ import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from running import broker, wait_until
+from running import ENVIRONMENT, broker, wait_until
 
 from vibemq.cli import main
 from vibemq.client.streams import StreamsConnection
@@ -51,6 +53,20 @@ def run(bucket: Path, *arguments: str):
     return CliRunner().invoke(main, ["remote", *arguments, "--url", f"file://{bucket}"], prog_name="vibemq")
 
 
+def test_no_thread_of_the_stores_client_finds_python_taken_down(tmp_path):
+    """It would end the process by SIGABRT, one of ten times."""
+    code = (
+        "import atexit, sys; atexit.register(print, 'taken down', flush=True); "
+        "from vibemq.cli.__main__ import run; "
+        f"sys.argv = ['vibemq', 'remote', 'list', '--url', 'file://{tmp_path}']; run()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1 and "no object" in done.stdout + done.stderr, done
+    assert "taken down" not in done.stdout
+
+
 def flags(bucket: Path, *more: str) -> list[str]:
     pairs = [f"remote.url=file://{bucket}", *(f"{name}={value}" for name, value in OPTIONS.items()), *more]
     return [word for pair in pairs for word in ("--set", pair)]
@@ -83,6 +99,8 @@ def fill(folder: Path, bucket: Path, *more: str) -> None:
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("filled")
+    with broker(folder / "data", *flags(folder / "bucket"), workers=1):
+        pass  # so that there is an epoch before the one that has everything
     fill(folder / "data", folder / "bucket")
     return folder
 

@@ -4,13 +4,18 @@ nothing confirmed is lost.  The clients of others are in tests/interop."""
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 from lasting_clients import AGAIN_S, KINDS, WAIT_S
-from running import Restartable, Running, restartable
+from running import ENVIRONMENT, Restartable, Running, broker, restartable, written
 
 import vibemq.client
 from vibemq.client.streams import StreamsConnection
@@ -118,6 +123,38 @@ def test_nobody_is_stranded_by_an_orderly_restart(tmp_path: Path, kind: str, dur
             load.end()
         finally:
             load.stop()
+
+
+def restart_workers(data_dir: Path) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "vibemq.cli", "ctl", "restart_workers", "--data-dir", str(data_dir)]
+    return subprocess.Popen(words, env=ENVIRONMENT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_is_stranded_or_refused_while_workers_are_replaced_one_by_one(tmp_path: Path, kind: str) -> None:
+    with broker(tmp_path / "data", "--durability", "disk", workers=2) as running:
+        before, load = set(running.worker_pids()), Load(kind, running)
+        try:
+            load.goes_on()
+            restarting = restart_workers(tmp_path / "data")
+            while restarting.poll() is None:
+                socket.create_connection((running.host, running.port)).close()  # at no moment is anybody refused
+            assert restarting.returncode == 0
+            after = set(running.worker_pids())
+            assert len(after) == 2 and not after & before
+            load.goes_on()
+            load.end()
+        finally:
+            load.stop()
+
+
+def test_a_worker_that_does_not_end_holds_up_a_rolling_restart_for_as_long_as_a_stop(tmp_path: Path, capfd) -> None:
+    with broker(tmp_path / "data", "--set", "server.shutdown_timeout_s=1", workers=2) as running:
+        hung, other = running.worker_pids()
+        os.kill(hung, signal.SIGSTOP)
+        assert restart_workers(tmp_path / "data").wait(WAIT_S) == 0
+        assert not {hung, other} & set(running.worker_pids())
+    assert f"pid {hung}, is killed: it did not end within 1 s" in written(capfd)
 
 
 def test_a_client_with_asyncio_connects_again(tmp_path: Path) -> None:

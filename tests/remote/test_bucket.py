@@ -3,15 +3,18 @@
 
 import asyncio
 import os
+import shutil
+from collections.abc import Iterable
+from types import SimpleNamespace
 
 import pytest
 
 from vibemq.config import Remote
 from vibemq.errors import ConfigError, RemoteError
-from vibemq.remote.bucket import Bucket, Missing, Taken
+from vibemq.remote.bucket import Bucket, Counts, Missing, Taken
 from vibemq.remote.cipher import PIECE_BYTES, read_keys
 from vibemq.remote.epochs import Epochs, Outdated
-from vibemq.remote.objects import Kind
+from vibemq.remote.objects import FORMAT_KEY, Kind, to_json
 from vibemq.remote.write_ahead import Deposed, WriteAhead
 from vibemq.storage import identity
 
@@ -55,6 +58,72 @@ def test_whose_answer_was_lost_finds_that_it_created_the_object(tmp_path):
     asyncio.run(twice())
 
 
+def test_a_store_that_takes_nothing_is_not_called_well_because_it_lists():
+    counts = Counts()
+    counts.failed("create", "no space", "make room", 100.0)
+    for now_s in (101.0, 105.0, 110.0):
+        counts.answered("list", now_s)
+        counts.answered("read", now_s)
+        counts.failed("create", "no space", "make room", now_s + 1)
+    assert (counts.trouble_since_s, counts.errors, counts.last_error, counts.advice) == (
+        100.0,
+        4,
+        "no space",
+        "make room",
+    )
+    counts.answered("create", 112.0)
+    assert counts.trouble_since_s is None
+    counts.failed("create", "away", "is it up?", 120.0)
+    counts.answered("list", 500.0)  # whoever wanted that write has given up
+    assert counts.trouble_since_s is None
+    counts.failed("list", "away", "is it up?", 600.0)
+    counts.answered("read", 601.0)
+    assert counts.trouble_since_s is None
+
+
+def test_a_folder_that_is_not_there_any_more_is_not_made_anew_and_taken_for_the_bucket(tmp_path):
+    """As where a file system was unmounted: what is put below its name would be hidden, once it is mounted again."""
+    folder, away = tmp_path / "bucket", tmp_path / "away"
+    with asyncio.Runner() as runner:
+        bucket = Bucket(Remote(url=f"file://{folder}"))
+        runner.run(bucket.create(FORMAT_KEY, Kind.FORMAT, to_json(cluster="ours")))
+        with pytest.raises(RemoteError, match="cluster ours, and not of theirs"):
+            runner.run(bucket.bind("theirs"))
+        runner.run(bucket.bind("ours"))
+        runner.run(bucket.create("meta/1", Kind.CHANGE, b"first"))
+        folder.rename(away)
+        for put in (bucket.create("meta/2", Kind.CHANGE, b"second"), bucket.write(KEY, Kind.SEGMENT, [b"body"])):
+            with pytest.raises(RemoteError, match="does not exist") as refused:
+                runner.run(put)
+            assert "mounted" in refused.value.hint and not folder.exists()
+        assert bucket.counts.trouble_since_s is not None
+        away.rename(folder)
+        runner.run(bucket.create("meta/2", Kind.CHANGE, b"second"))
+        assert bucket.counts.trouble_since_s is None
+        shutil.copytree(folder, away)
+        shutil.rmtree(folder)
+        away.rename(folder)  # mounted again, it may be another one to the kernel
+        runner.run(bucket.create("meta/3", Kind.CHANGE, b"third"))
+        assert [one.key for one in runner.run(bucket.listed("meta/"))] == ["meta/1", "meta/2", "meta/3"]
+
+
+def test_keys_before_the_place_that_was_asked_for_are_not_listed_whatever_the_store_says(tmp_path, monkeypatch):
+    """Else a broker would take its own epoch for a newer one's, and end."""
+
+    async def look():
+        bucket = Bucket(Remote(url=f"file://{tmp_path}/bucket"))
+        listed = bucket._obstore.list
+        monkeypatch.setattr(
+            bucket._obstore, "list", lambda store, prefix, offset, **more: listed(store, prefix, **more)
+        )
+        for key in ("meta/1", "meta/2", "meta/3"):
+            await bucket.create(key, Kind.CHANGE, b"body")
+        assert [one.key for one in await bucket.listed("meta/", after="meta/2")] == ["meta/3"]
+        assert [one.key for one in await bucket.listed("meta/")] == ["meta/1", "meta/2", "meta/3"]
+
+    asyncio.run(look())
+
+
 def test_parts_of_a_large_object_are_those_of_the_whole(config):
     body = os.urandom(3 * PIECE_BYTES + 12345)
 
@@ -67,6 +136,24 @@ def test_parts_of_a_large_object_are_those_of_the_whole(config):
         assert bytes(await bucket.read_part(KEY, Kind.SEGMENT, len(body), len(body) + 1)) == b""
 
     asyncio.run(parts())
+
+
+@pytest.mark.parametrize("left", ["what was there before", "nothing"])
+def test_what_a_store_says_it_has_taken_is_looked_at(config, monkeypatch, left):
+    async def write():
+        bucket = Bucket(config)
+        if left != "nothing":
+            await bucket.write(KEY, Kind.SEGMENT, [b"of another"])  # of the same size
+
+        async def put_async(store: object, key: str, pieces: Iterable[bytes], **_: object) -> None:
+            """As a store does that takes everything and keeps nothing."""
+            assert b"".join(pieces)
+
+        monkeypatch.setattr(bucket, "_obstore", SimpleNamespace(**{**vars(bucket._obstore), "put_async": put_async}))
+        with pytest.raises(RemoteError, match=KEY):
+            await bucket.write(KEY, Kind.SEGMENT, [b"that writer"[:10]])
+
+    asyncio.run(write())
 
 
 def test_what_is_not_there_is_missing_and_what_was_damaged_is_named(tmp_path):

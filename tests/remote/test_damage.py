@@ -12,18 +12,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+from power_cut import another_boot, log_directories
 from running import wait_until, written
 from test_failures import bodies, connected, event, lost, serving, whole
 
 from vibemq.errors import VibeMQError
-from vibemq.storage.metadata import Metadata
+from vibemq.remote.restoring import HARMED
 
 pytest.importorskip("obstore", reason="needs the extra remote")
 pytestmark = pytest.mark.timeout(60)
 
 COUNT = 1200
 PADDING = b" " * 500
-CONTROL_BOOT_ID_POSITION = 8
 
 
 def padded(number: int) -> bytes:
@@ -111,6 +111,59 @@ def test_a_damaged_write_ahead_object_is_named_and_takes_nothing_else_with_it(tm
     assert key in written(capfd)
 
 
+def test_what_lies_behind_a_damaged_object_is_told_of_and_can_be_had_back_with_it(tmp_path, history, capfd):
+    with (
+        lost(tmp_path / "other", history) as running,
+        connected(running) as connection,
+        connection.publisher("other0", "ref") as publisher,
+    ):
+        for number in range(10, 14):
+            publisher.publish([event(number)])
+            publisher.flush()
+    key = max(key for key in history.keys("wal/") if event(11) in history.read(key))
+    whole_object = history.read(key)
+    flip(history, key)
+    with lost(tmp_path / "third", history) as running, connected(running) as connection:
+        assert bodies(connection, "other0") == [event(number) for number in range(11)]
+        said = written(capfd)
+        assert key in said and "stream 'other0' ends at offset 11:" in said
+    assert "other0" in (tmp_path / "third" / HARMED).read_text()
+    history.overwrite(key, whole_object)
+    with serving(tmp_path / "fourth", history) as running, connected(running) as connection:
+        assert whole(connection, 14, "other0") == 14
+
+
+def test_objects_behind_one_that_was_never_created_take_nothing_from_what_came_after_them(tmp_path, faulty, capfd):
+    """The machine is lost twice: before an object arrived whose followers had, and again soon after."""
+    small = {"store__segment_size_bytes": 150_000, "remote__batch_size_bytes": 65_536}
+    with lost(tmp_path / "first", faulty, **small) as running, connected(running) as connection:
+        connection.create("events")
+        publisher = connection.publisher("events", "ref")
+        publisher.publish([padded(number) for number in range(50)])
+        publisher.flush()
+        before = len(faulty.keys("wal/"))
+        late = faulty.hang("PUT", "wal/", times=1)
+        publisher.publish([padded(number) for number in range(50, 60)])
+        wait_until(lambda: late.met == 1, "an object that does not arrive")
+        for at in range(60, 3060, 50):
+            publisher.publish([padded(number) for number in range(at, at + 50)])
+        wait_until(lambda: len(faulty.keys("wal/")) >= before + 4, "others arrive")
+    faulty.up()
+    with lost(tmp_path / "second", faulty, **small) as running, connected(running) as connection:
+        assert bodies(connection) == [padded(number) for number in range(50)]
+        assert "and were not confirmed: an object before them was never created" in written(capfd)
+        assert not (tmp_path / "second" / HARMED).exists()
+        publisher = connection.publisher("events", "ref")
+        for at in range(50, 800, 30):
+            publisher.publish([padded(number) + b" again" for number in range(at, at + 30)])
+        publisher.flush()
+    with serving(tmp_path / "third", faulty, **small) as running, connected(running) as connection:
+        there = bodies(connection)
+        assert there == [padded(number) + b" again" * (number >= 50) for number in range(800)]
+        with connection.publisher("events", "ref") as publisher:
+            assert publisher.next_id == len(there) + 1
+
+
 def test_a_missing_change_of_the_metadata_is_named_and_nothing_is_served_without_it(tmp_path, history, capfd):
     changes = [key for key in history.keys("meta/") if "snapshot" not in key]
     history.delete(changes[-2])
@@ -126,22 +179,18 @@ def test_answers_that_are_cut_are_read_again_by_who_reads_what_is_cold(tmp_path,
         assert bodies(reader) == [padded(number) for number in range(COUNT)]
 
 
-def other_boot(data: Path) -> dict[str, Path]:
+def other_boot(data: Path) -> list[Path]:
     """As if the machine had been started since; the streams' directories."""
-    metadata = Metadata(str(data / "meta.db"))
-    found = {record.name: Path(record.directory) for record in metadata.streams()}
-    metadata.close()
-    for directory in found.values():
-        with open(directory / "control", "r+b") as file:
-            file.seek(CONTROL_BOOT_ID_POSITION)
-            file.write(b"another boot....")
+    found = log_directories(data)
+    for directory in found:
+        another_boot(directory)
     return found
 
 
 @pytest.mark.parametrize("harm", ["cut", "zeros", "gone", "no stubs"])
 def test_what_a_power_cut_takes_of_the_disk_comes_back_from_the_store(tmp_path, history, harm):
     data = tmp_path / "data"
-    for directory in other_boot(data).values():
+    for directory in other_boot(data):
         files = sorted(directory.glob("*.segment"))
         if harm == "cut":
             os.truncate(files[-1], 64)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,10 +16,10 @@ from pathlib import Path
 
 import pytest
 from peers.faulty import FaultyStore
-from running import Running, broker, resident_bytes, wait_until, written
+from running import ENVIRONMENT, Running, broker, resident_bytes, wait_until, written
 
 from vibemq.client.streams import StreamsConnection
-from vibemq.errors import RequestFailed, VibeMQError
+from vibemq.errors import RequestFailed, Superseded, VibeMQError
 
 pytest.importorskip("obstore", reason="needs the extra remote")
 pytestmark = pytest.mark.timeout(120)
@@ -329,22 +331,37 @@ def test_a_slow_store_confirms_in_order_and_a_deleted_stream_leaves_it(tmp_path,
         wait_until(lambda: not faulty.keys("streams/"), "its objects are deleted")
 
 
+def test_the_first_after_a_pause_and_a_whole_batch_go_up_before_the_interval_is_over(tmp_path, faulty):
+    long = {"remote__interval_ms": 60_000, "remote__batch_size_bytes": 65_536}
+    with serving(tmp_path / "data", faulty, **long) as running, connected(running) as connection:
+        connection.create("events")
+        publisher = connection.publisher("events", "ref")
+        for size in (1, 100_000):  # each confirmed while a minute would be too long
+            publisher.publish([b"x" * size])
+            publisher.flush()
+        publisher.publish([b"waits"])
+        assert publisher.confirmed == 2
+
+
 # ---- two brokers of one name ----
 
 
 def test_of_two_brokers_of_one_name_the_older_confirms_nothing_more_and_ends_with_an_error(tmp_path, faulty, capfd):
-    with outlived(tmp_path / "old", faulty) as old:
+    with outlived(tmp_path / "old", faulty, remote__interval_ms=100) as old:
         publisher = Publisher(old)
         publisher.goes_on()
         with serving(tmp_path / "new", faulty) as new, connected(new) as connection:
             sure = publisher.sure
             count = whole(connection, sure)
-            assert old.process.wait(CONFIRM_S_MAX) == 1
+            assert old.process.wait(CONFIRM_S_MAX) == Superseded.exit_code
             assert publisher.stop() <= count, "what it confirmed is in the history"
-            assert "another broker has taken this one's place" in written(capfd)
-            with pytest.raises(AssertionError, match="no ready line"), serving(tmp_path / "old", faulty):
-                pass
-            assert "start with an empty data directory" in written(capfd)
+            said = written(capfd)
+            assert "another broker has taken this one's place" in said and "Traceback" not in said
+            assert "ends with exit code 3 and must not be started again" in said
+            again = [*faulty.through, sys.executable, "-m", "vibemq.cli", "serve", "--data-dir", str(tmp_path / "old")]
+            refused = subprocess.run([*again, *flags(faulty)], env=ENVIRONMENT, capture_output=True, text=True)
+            assert refused.returncode == Superseded.exit_code, "who supervises it can tell that this is of no use"
+            assert "start with an empty data directory" in refused.stderr and "Traceback" not in refused.stderr
             with connection.publisher("events", "ref") as again:
                 again.publish([event(count)])
             whole(connection, count + 1)
@@ -368,7 +385,7 @@ def test_a_broker_that_was_stopped_while_another_took_over_does_not_confirm_what
             count = whole(connection, BATCH)
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
-            assert old.process.wait(CONFIRM_S_MAX) == 1
+            assert old.process.wait(CONFIRM_S_MAX) == Superseded.exit_code
             with pytest.raises(VibeMQError):
                 publisher.flush()
             assert publisher.confirmed <= count

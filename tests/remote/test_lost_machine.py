@@ -8,69 +8,62 @@ import os
 import random
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from running import broker, wait_until, written
+from flows import GONE, Flow, QueueFlow, Work, everywhere
+from power_cut import cut_power
+from running import Running, broker, wait_until, written
 
 import vibemq.client
 from vibemq.client.streams import StreamsConnection
-from vibemq.errors import VibeMQError
-from vibemq.remote.asking import ask
 
 pytest.importorskip("obstore", reason="needs the extra remote")
 
-ROUNDS = int(os.environ.get("VIBEMQ_SOAK_ROUNDS", "4"))
-ALIVE_SECONDS_MAX = 1.5
-BATCH = 50
-#: What is lost: the machine with its disk, all processes, or the archiver alone.
-LOSSES = ("machine", "machine", "processes", "archiver")
+ROUNDS = int(os.environ.get("VIBEMQ_SOAK_ROUNDS", "5"))
+ALIVE_SECONDS_MAX = 1.0
+#: Which process is killed while the others go on, and what is lost in the end: all processes, with them what the disk
+#: had not written, or the machine with its disk.
+LOSSES = (("", "machine"), ("", "power"), ("", "processes"), ("archiver", "machine"), ("worker", "power"))
+THOROUGH_EACH = 20  # rounds
 
 pytestmark = pytest.mark.timeout(120 + ROUNDS * 60)
 
 
-class Load(threading.Thread):
-    """Publishes numbers, a batch after the other, until it is told to stop or loses the broker; knows what is sure."""
-
-    def __init__(self, publish: Callable[[list[int]], None], first: int) -> None:
-        super().__init__(daemon=True)
-        self.publish, self.next = publish, first
-        self.sure = 0  # below it all is confirmed; what was there before may only have been on its way
-        self.stopping = threading.Event()
-        self.problem: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            while not self.stopping.is_set():
-                self.publish(list(range(self.next, self.next + BATCH)))
-                self.next += BATCH
-                self.sure = self.next
-        except Exception as problem:  # the broker is gone: what it had confirmed is known
-            self.problem = problem
-
-
 def flags(bucket: Path, *more: str) -> list[str]:
     options = {"remote.url": f"file://{bucket}", "store.durability": "remote", "remote.interval_ms": "10"}
+    options["queues.attempts_max"] = "1000"  # whoever is killed so often has not failed with its messages
     small = {"store.segment_size_bytes": "200000", "queues.segment_size_bytes": "200000", "remote.segment_age_s": "10"}
     return [word for pair in (options | small).items() for word in ("--set", "=".join(pair))] + list(more)
 
 
 @contextmanager
-def lost(folder: Path, bucket: Path, what: str):
-    """A broker that ends with a loss."""
+def lost(folder: Path, bucket: Path, what: str, chance: random.Random | None = None):
+    """A broker that ends with a loss, of which ``chance`` is for one of power."""
     with pytest.raises(Lost), broker(folder, *flags(bucket)) as running:
         yield running
         pids = [running.process.pid, *running._children("")]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         running.process.wait()
+        wait_until(lambda: not any(map(is_alive, pids)), "all processes are gone")
         if what == "machine":
             shutil.rmtree(folder)
+        elif what == "power":
+            assert chance is not None
+            print(*cut_power(folder, chance), sep="\n", flush=True)
         raise Lost
+
+
+def is_alive(pid: int) -> bool:
+    """It may be dead and nobody has asked for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 class Lost(Exception):
@@ -100,61 +93,62 @@ def queue_of(running) -> tuple[vibemq.client.Client, Callable[[list[int]], None]
     return client, publish
 
 
-def test_a_lost_machine_loses_nothing_confirmed(tmp_path):
+def test_whatever_is_lost_what_was_confirmed_at_any_door_is_there_again(tmp_path):
     seed = int(os.environ.get("VIBEMQ_SEED", random.randrange(1 << 32)))
     print("VIBEMQ_SEED", seed)
     chance = random.Random(seed)
     folder, bucket = tmp_path / "data", tmp_path / "bucket"
-    sure_events = sure_tasks = 0
-    settled: set[int] = set()  # of the queue, and confirmed to be
-    seen: list[int] = []
+    flows = everywhere()
     for number in range(ROUNDS):
-        what = chance.choice(LOSSES)
-        print("round", number, "loses", what)
-        with lost(folder, bucket, what) as running:
-            connection, publish_events = stream_of(running)
-            client, publish_tasks = queue_of(running)
-            sequence = connection.query_publisher_sequence("load", "events")
-            there = [int(body.split()[1]) for body in messages(connection)]
-            assert there == list(range(len(there))), "events are there once and in order"
-            assert sequence == len(there), "publishing ids are those of the messages"
-            assert len(there) >= sure_events, f"events from {len(there)} to {sure_events} were confirmed and are lost"
-            loads = [Load(publish_events, len(there)), Load(publish_tasks, 1_000_000 * number)]
-            for load in loads:
-                load.start()
-            for message in client.consume("tasks", prefetch=20, timeout_s=0.3, create=True):
-                assert message.headers["kind"] == f"kind {message.payload['number'] % 7}"
-                seen.append(message.payload["number"])
-                message.ack()
-                if len(seen) % 40 == 0:
-                    break
-            if what == "archiver":
-                os.kill(running._children("vibemq: archiver")[0], signal.SIGKILL)
-            time.sleep(chance.uniform(0.2, ALIVE_SECONDS_MAX))  # how long it lives; nothing is concluded from it
-            if what == "archiver":
-                for load in loads:
-                    load.stopping.set()
-                for load in loads:
-                    load.join(30)
-                    assert load.problem is None, f"publishers wait for the next archiver: {ask(str(folder), 'status')}"
-            counted = [load.sure for load in loads]
-        for load in loads:
-            load.join(30)
-            assert not load.is_alive()
-            assert load.problem is None or isinstance(load.problem, VibeMQError | OSError), load.problem
-        sure_events = max(sure_events, counted[0])
-        sure_tasks = counted[1]
-        settled |= {*range(1_000_000 * number, sure_tasks)}
+        if number % len(LOSSES) == 0:
+            losses = chance.sample(LOSSES, len(LOSSES))
+        killed, what = losses[number % len(LOSSES)]
+        print(f"round {number} loses {what}, after {killed or 'nothing'} was killed", flush=True)
+        works: list[Work] = []
+        with lost(folder, bucket, what, chance) as running, ExitStack() as stack:
+            for flow in flows:
+                flow.check(running, chance, is_thorough=number % THOROUGH_EACH == THOROUGH_EACH - 1)
+            publishing = [flow.publishing(stack.enter_context(flow.open(running))) for flow in flows]
+            works += publishing + [flow.consuming(running, random.Random(chance.random())) for flow in flows]
+            for work in works:
+                work.start()
+            live(chance)
+            if killed:
+                kill_one(running, flows, killed, chance)
+                live(chance)
+                end_all(publishing, killed)
+                for flow in flows:  # whoever connects again goes on
+                    with flow.open(running) as publish:
+                        flow.publish(publish)
+            clients = stack.pop_all()  # which find out by themselves
+        for work in works:
+            work.ended()
+        with suppress(*GONE):
+            clients.close()
     with broker(folder, *flags(bucket)) as running:
-        connection, _ = stream_of(running)
-        there = [int(body.split()[1]) for body in messages(connection)]
-        assert there == list(range(len(there))) and len(there) >= sure_events
-        client, _ = queue_of(running)
-        for message in client.consume("tasks", auto_ack=True, timeout_s=3, create=True):
-            seen.append(message.payload["number"])
-        assert settled <= set(seen), f"{len(settled - set(seen))} tasks were confirmed and never came"
-        client.close()
-        connection.close()
+        for flow in flows:
+            flow.check(running, chance, is_thorough=True)
+            print(flow.target, len(flow.confirmed), "confirmed")
+            assert flow.confirmed
+
+
+def live(chance: random.Random) -> None:
+    time.sleep(chance.uniform(0.1, ALIVE_SECONDS_MAX))  # how long it lives; nothing is concluded from it
+
+
+def kill_one(running: Running, flows: list[Flow], what: str, chance: random.Random) -> None:
+    for flow in flows:
+        if isinstance(flow, QueueFlow):
+            flow.may_come_again = what == "worker"
+    os.kill(chance.choice(running._children(f"vibemq: {what}")), signal.SIGKILL)
+
+
+def end_all(publishing: list[Work], killed: str) -> None:
+    for work in publishing:
+        work.stopping.set()
+    for work in publishing:
+        problem = work.ended()
+        assert problem is None or killed == "worker", f"publishers wait for the next archiver: {problem!r}"
 
 
 def messages(connection: StreamsConnection) -> list[bytes]:
@@ -175,6 +169,24 @@ def test_a_data_directory_whose_broker_has_lived_on_elsewhere_is_refused(tmp_pat
     with broker(new, *flags(bucket)) as running:
         connection, _ = stream_of(running)
         assert [int(body.split()[1]) for body in messages(connection)] == list(range(20))
+        connection.close()
+
+
+def test_while_the_folder_is_not_mounted_nothing_is_confirmed_though_the_archiver_dies_too(tmp_path, capfd):
+    bucket, away = tmp_path / "bucket", tmp_path / "away"
+    with broker(tmp_path / "data", *flags(bucket)) as running:
+        connection, publish = stream_of(running)
+        publish(list(range(10)))
+        bucket.rename(away)
+        os.kill(running._children("vibemq: archiver")[0], signal.SIGKILL)
+        wait_until(lambda: "no epoch can be taken" in written(capfd), "the next archiver looks for the bucket")
+        publisher = connection.publisher("events")
+        publisher.publish([b"event 10"])
+        wait_until(lambda: written(capfd).count("no epoch can be taken") > 1, "and again")
+        assert publisher.unconfirmed == 1
+        shutil.rmtree(bucket)  # it may be there, and empty
+        away.rename(bucket)
+        publisher.flush(timeout_s=60)
         connection.close()
 
 

@@ -11,8 +11,8 @@ import vibemq.storage.log as logs
 from vibemq.broker.disk import PIECE_BYTES, Reserve
 from vibemq.errors import StorageError
 from vibemq.server import recovery
-from vibemq.storage.log import StoredOffsets
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.offsets import StoredOffsets
 
 
 @pytest.fixture

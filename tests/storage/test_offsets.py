@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vibemq.errors import LimitExceeded, StorageError
-from vibemq.storage.log import REFERENCE_BYTES_MAX, REFERENCES_MAX, OffsetFiles, StoredOffsets
+from vibemq.storage.offsets import REFERENCE_BYTES_MAX, REFERENCES_MAX, OffsetFiles, StoredOffsets
 
 REFERENCES = st.one_of(st.sampled_from([b"", b"a", b"b"]), st.binary(max_size=REFERENCE_BYTES_MAX))
 OFFSETS = st.integers(0, 2**64 - 1)

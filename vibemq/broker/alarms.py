@@ -46,8 +46,9 @@ MEMORY_LOOK_EACH_S = 1.0  # some GB at worst, which peers' own memory bounds fir
 #: A memory alarm ends below this part of the watermark, so that it does not flutter.
 MEMORY_END_PERCENT = 95
 
-_IS_DRAINED, _HAS_MEMORY_ALARM, _MEMORY_AT = 0, 1, 8  # each written by one process only
-_MEMORY = struct.Struct("=QQ")
+# Each is written by one process only.
+_IS_DRAINED, _HAS_MEMORY_ALARM, _MEMORY_AT, _RESTARTS_WANTED_AT, _RESTARTS_DONE_AT = 0, 1, 8, 24, 32
+_MEMORY, _RESTARTS = struct.Struct("=QQ"), struct.Struct("=Q")
 
 
 class Alarm(enum.StrEnum):
@@ -61,7 +62,7 @@ class Conditions:
     """What holds for the whole broker, in a page that its processes share; it must be made before they are forked."""
 
     def __init__(self) -> None:
-        self._page = mmap.mmap(-1, _MEMORY_AT + _MEMORY.size)
+        self._page = mmap.mmap(-1, _RESTARTS_DONE_AT + _RESTARTS.size)
 
     @property
     def is_drained(self) -> bool:
@@ -71,6 +72,24 @@ class Conditions:
     @is_drained.setter
     def is_drained(self, drained: bool) -> None:
         self._page[_IS_DRAINED] = drained
+
+    @property
+    def restarts_wanted(self) -> int:
+        """Rolling restarts that were asked for since the start.  The admin process counts."""
+        return int(_RESTARTS.unpack_from(self._page, _RESTARTS_WANTED_AT)[0])
+
+    @restarts_wanted.setter
+    def restarts_wanted(self, count: int) -> None:
+        _RESTARTS.pack_into(self._page, _RESTARTS_WANTED_AT, count)
+
+    @property
+    def restarts_done(self) -> int:
+        """Of those; one may answer several that came while another went on.  The supervisor counts."""
+        return int(_RESTARTS.unpack_from(self._page, _RESTARTS_DONE_AT)[0])
+
+    @restarts_done.setter
+    def restarts_done(self, count: int) -> None:
+        _RESTARTS.pack_into(self._page, _RESTARTS_DONE_AT, count)
 
     @property
     def has_memory_alarm(self) -> bool:

@@ -332,6 +332,8 @@ cdef class Stream:
         if self.log.raw == NULL or self.table._look(self):
             return
         self.news()
+        if self.log.raw == NULL:
+            return  # they were the end of its last user
         if not self.has_appended and self.appending:
             self.rest()  # nothing since the last look
             self.chunk_messages = CHUNK_MESSAGES_FIRST
@@ -517,7 +519,7 @@ cdef class StreamTable:
                 stream = <Stream> found
                 if not self._look(stream):
                     stream.news()
-                    if stream.is_remote and stream.unsynced:
+                    if stream.is_remote and stream.unsynced and stream.log.raw != NULL:
                         stream._settle_remote()
         return 0
 

@@ -2,8 +2,8 @@
 """The ``vibemq`` command.
 
 Expected errors are one line on standard error, with a hint where there is one, and exit code
-1; wrong usage is 2.  A traceback therefore always means a mistake of ours.  A command's module is imported when it
-is called: ``vibemq serve`` must not wait for the clients.
+1; wrong usage is 2; a broker whose place another one has taken ends with 3.  A traceback therefore always means a
+mistake of ours.  A command's module is imported when it is called: ``vibemq serve`` must not wait for the clients.
 """
 
 import importlib
@@ -20,6 +20,7 @@ class _Shown(click.ClickException):
     def __init__(self, error: VibeMQError) -> None:
         super().__init__(str(error))
         self.hint = error.hint
+        self.exit_code = error.exit_code  # type: ignore[misc]  # which click reads of the instance
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"vibemq: {self.message}", err=True, file=file)
@@ -42,6 +43,7 @@ class _Main(Group):
 
     # command -> the module that has a function of its name, and its line in --help
     lazy: ClassVar[dict[str, tuple[str, str]]] = {
+        "backup": ("vibemq.cli.backup", "Copy the data directory, also while the broker runs."),
         "bench": ("vibemq.bench.cli", "Measure a broker: rates, latencies, CPU."),
         "config": ("vibemq.cli.serve", "Print every option with its default, unit and reason, as a file for --config."),
         "consume": ("vibemq.cli.consume", "Print a queue's messages, and acknowledge them."),
@@ -51,6 +53,7 @@ class _Main(Group):
         "publish": ("vibemq.cli.publish", "Publish arguments, or lines, into a queue."),
         "queues": ("vibemq.cli.queues", "The queues of a broker, wherever it is."),
         "remote": ("vibemq.cli.remote", "Look into the object store: list, verify, prune."),
+        "restore": ("vibemq.cli.backup", "Check a backup, and make a data directory of it."),
         "serve": ("vibemq.cli.serve", "Run the broker until SIGTERM or Ctrl-C."),
         "spark-check": ("vibemq.cli.spark", "Try what Spark needs here, on its executors and of the broker."),
         "streams": ("vibemq.cli.streams", "The streams of a broker, wherever it is."),

@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import sys
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,8 @@ def _json_of(text: str, otherwise: Refused) -> Any:
 
 # ---- the broker ----
 
+#: How long a rolling restart is waited for; it goes on all the same.
+RESTARTS_S_MAX, RESTARTS_LOOK_S = 3600.0, 0.2
 #: Of each alarm: what of a node says that it is in effect, and its name.
 _ALARMS = {"disk": ("disk_free_alarm", "Free disk space alarm"), "memory": ("mem_alarm", "Memory alarm")}
 
@@ -95,6 +98,16 @@ check_alarms = partial(alarms, may_be=False)
 
 
 # ---- definitions ----
+
+
+def restart_workers(order: Order) -> Any:
+    number = order.ask("POST /workers/restarts", needs_broker=True)["number"]
+    deadline_s = time.monotonic() + RESTARTS_S_MAX
+    while order.ask("GET /workers/restarts", needs_broker=True)["done"] < number:
+        if time.monotonic() >= deadline_s:
+            raise Refused(UNAVAILABLE, "workers are still being replaced", "the broker's log says what they wait for")
+        time.sleep(RESTARTS_LOOK_S)
+    return "All workers have been replaced."
 
 
 def export_definitions(order: Order) -> Any:
@@ -292,6 +305,8 @@ COMMANDS = {command.name: command for command in (
             needs_broker=True),
     Command("revive", "Ends maintenance.", "Will revive node ...", "DELETE /maintenance",
             says="Everybody is let in again.", needs_broker=True),
+    Command("restart_workers", "Replaces the workers one after the other, while the doors stay open; waits for it.",
+            "Restarting the workers of node ...", restart_workers, needs_broker=True),
     Command("export_definitions <file>",
             "Writes what is set up as JSON, - is standard output; with the hashes of passwords.",
             "Exporting definitions in JSON to {file} ...", export_definitions),

@@ -51,9 +51,12 @@ def in_words(status: dict[str, Any]) -> str:
         return f"{status['url']}: nothing is sent, since the archiver does not answer: {status['why']}"
     if status["away_s"] >= AWAY_S_MIN:
         return (
-            f"{status['url']} has not answered for {status['away_s']:.0f} s: {status['last_error']}; publishers to "
-            f"streams of durability remote wait, with {status['messages_waiting']} messages"
+            f"{status['url']} has taken nothing for {status['away_s']:.0f} s: {status['last_error']}; publishers to "
+            f"streams of durability remote wait, with {status['messages_waiting']} messages: {status['advice']}"
         )
+    if unsent := status["streams_that_cannot_be_sent"]:
+        whole = "; ".join(f"{name}: {why}" for name, why in unsent.items())
+        return f"{status['url']} answers; of some streams it is not sent what should be: {whole}"
     return f"{status['url']} answers"
 
 

@@ -2,8 +2,9 @@
 """The archiver: the one process that talks to the object store.
 
 It sits on a seat of the board of doorbells, behind the workers'. Who appends to a stream of durability `remote` marks
-it there; every `remote.interval_ms` what has come goes up in one object, whatever the number of streams, and when the
-store has it, and all before it, `remote_offset` of each stream moves on and its workers are told. Closed segments
+it there; what has come goes up in one object, whatever the number of streams, `remote.interval_ms` after the last one,
+or as soon as `remote.batch_size_bytes` are there. When the store has it, and all before it, `remote_offset` of each
+stream moves on and its workers are told. Closed segments
 follow in the background (tier.py); who needs something of the store asks through a socket (service.py).
 
 Killed at any moment it loses nothing: the next one takes a new epoch, ends the sequence of this one with a seal, and
@@ -18,6 +19,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from itertools import islice
 
 from vibemq.config import Remote
 from vibemq.errors import StorageError
@@ -25,8 +27,9 @@ from vibemq.once_a_minute import OnceAMinute, say_due
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs
 from vibemq.remote.followed import Followed
+from vibemq.remote.restoring import HARMED
 from vibemq.remote.service import Service
-from vibemq.remote.tier import Tier
+from vibemq.remote.tier import GONE, Tier, why_not
 from vibemq.remote.write_ahead import Deposed, Object, WriteAhead
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
@@ -36,16 +39,19 @@ from vibemq.storage.shm import Board
 STATES_PER_LOOK = 500
 STATE_LOOK_S = 1.0
 TROUBLE_SAID_EACH_S = 60.0
-#: A store that has not answered for so long is said to be away.
+#: A store that has taken nothing for so long is said to be away.
 TROUBLE_AFTER_S = 5.0
 END_TIMEOUT_S = 10.0
 IDLE_S = 0.2
+#: Looks for a whole batch within an interval, and the streams that a look goes over: a microsecond each.
+LOOKS_PER_INTERVAL = 10
+STREAMS_PER_LOOK = 200
 EARLIER_LOOK_S = 10.0
+HARMED_SAID_EACH_S = 3600.0
 #: A listing each: a dollar a month.
 NEWER_LOOK_S = 20.0
 FOLLOW_AGAIN_S = 0.5
 SHOWN_MAX = 10  # streams, in the status
-GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
 
 log = logging.getLogger("vibemq.remote")
 
@@ -60,9 +66,10 @@ class Archiver:
         self.service = Service(os.path.dirname(metadata.path), bucket, self.tier, self.status)
         self.by_slot: dict[int, Followed] = {}
         self._dirty: dict[int, None] = {}  # slots with chunks to send, in order
-        self._unfollowed: dict[int, str] = {}  # slot -> incarnation, of those that are to be tried again
+        self._unfollowed: dict[int, tuple[StreamRecord, str]] = {}  # by slot, with the reason: they are tried again
         self._follow_due_s = 0.0
         self._rung = asyncio.Event()
+        self._sent_s = 0.0  # when the last object was
         self._states_at = 0
         self._state_due_s = 0.0
         self._newer_due_s = time.monotonic() + NEWER_LOOK_S
@@ -70,7 +77,8 @@ class Archiver:
         self._again_due_s = time.monotonic() + self.config.segment_age_s
         self._again_below = 0
         self._has_earlier = True  # objects of earlier epochs
-        self._last_trouble_s = -TROUBLE_SAID_EACH_S
+        self._away_since_s: float | None = None  # once that is said
+        self._say_away_s = 0.0  # not before
         self._began_s = time.monotonic()
         self._says = OnceAMinute(log, logging.ERROR)
 
@@ -88,7 +96,7 @@ class Archiver:
         log.info("epoch %d of broker %r in %s", self.write_ahead.epoch, self.config.name, self.config.url)
         try:
             while not is_over():
-                await self._wait_for_news()
+                await self._wait_for_news(is_over)
                 await self._turn(is_over)
             deadline_s = time.monotonic() + END_TIMEOUT_S
 
@@ -107,8 +115,8 @@ class Archiver:
             os.read(self.board.doorbell_fd, 8)
         self._rung.set()
 
-    async def _wait_for_news(self) -> None:
-        """Sleep until somebody appends; then wait for an interval, for who comes meanwhile."""
+    async def _wait_for_news(self, is_over: Callable[[], bool]) -> None:
+        """Sleep until somebody appends; who comes within an interval of the last object waits for its end."""
         self._check()
         if not self._take_news():
             self._rung.clear()
@@ -118,8 +126,22 @@ class Archiver:
             else:
                 await asyncio.sleep(0)  # what came is looked at below; others have their turn all the same
             self.board.wake()  # even if it did not sleep: what workers ask of each other would keep it awake for ever
-        if self._take_news():
-            await asyncio.sleep(self.config.interval_ms / 1000)
+        interval_s = self.config.interval_ms / 1000
+        while self._take_news() and not (self._has_batch() or is_over()):
+            left_s = self._sent_s + interval_s - time.monotonic()
+            if left_s <= 0:
+                break
+            await asyncio.sleep(min(left_s, interval_s / LOOKS_PER_INTERVAL, IDLE_S))
+
+    def _has_batch(self) -> bool:
+        """Do the streams that have waited longest fill an object?"""
+        left = self.config.batch_size_bytes
+        for slot in islice(self._dirty, STREAMS_PER_LOOK):
+            followed = self.by_slot.get(slot)
+            left -= followed.waiting_bytes if followed is not None else 0
+            if left <= 0:
+                return True
+        return False
 
     def _take_news(self) -> bool:
         for slot in self.board.take():
@@ -155,6 +177,7 @@ class Archiver:
             self._fill(made)
         finally:
             if made.size or made.marks:  # an empty one, too: what retention took before it was sent waits for its turn
+                self._sent_s = time.monotonic()
                 self.write_ahead.send(made)
             else:
                 self.write_ahead.give_up(made)
@@ -204,7 +227,7 @@ class Archiver:
         except (StorageError, OSError) as problem:
             if getattr(problem, "code", "") not in GONE or self.metadata.stream_of(record.incarnation) is not None:
                 self._says.say(record.name, "stream %r cannot be sent to the object store: %s", record.name, problem)
-            self._unfollowed[record.slot] = record.incarnation
+            self._unfollowed[record.slot] = record, why_not(problem)
             return
         if made.has_chunks:
             self._dirty[record.slot] = None
@@ -218,13 +241,13 @@ class Archiver:
         if getattr(problem, "code", "") not in GONE:
             name = followed.record.name
             self._says.say(name, "stream %r cannot be sent to the object store: %s", name, problem)
-        self._unfollowed[followed.slot] = followed.incarnation
+        self._unfollowed[followed.slot] = followed.record, why_not(problem)
 
     def _follow_again(self) -> None:
         waiting, self._unfollowed = self._unfollowed, {}
-        for slot, incarnation in waiting.items():
+        for slot, (known, _) in waiting.items():
             record = self.metadata.stream_at(slot)
-            if slot not in self.by_slot and record is not None and record.incarnation == incarnation:
+            if slot not in self.by_slot and record is not None and record.incarnation == known.incarnation:
                 self._follow(record)
 
     def _uploaded(self, incarnation: str, next_offset: int) -> None:
@@ -293,6 +316,14 @@ class Archiver:
 
     def _forget_earlier(self) -> None:
         """Once this epoch, or segments of the store, have all that earlier ones did."""
+        harmed = os.path.join(os.path.dirname(self.metadata.path), HARMED)
+        if os.path.exists(harmed):
+            said = (
+                "objects of earlier epochs stay in the bucket: some were not whole at a start, as %s says; delete that "
+            )
+            self._says.say(harmed, said + "file once nobody wants to put them back", harmed)
+            self._earlier_due_s += HARMED_SAID_EACH_S
+            return
         of_remote = [record for record in self.metadata.logs() if record.durability == "remote"]
         if self.tier.is_busy or any(
             (followed := self.by_slot.get(record.slot)) is None or not followed.is_sent for record in of_remote
@@ -310,31 +341,43 @@ class Archiver:
         self.tier.in_background(self.write_ahead.prune(below))
 
     async def _look_for_newer(self) -> None:
-        """Who sends nothing meets no seal, and must not sweep what is another's by now."""
+        """Who sends nothing meets no seal, and must not sweep what is another's by now, or in another's bucket."""
+        bound = self.metadata.binding()
+        assert bound is not None
+        await self.bucket.bind(bound[0])
         by = await self.epochs.newer_than(self.write_ahead.epoch)
         if by is not None and not self.write_ahead.failure.done():
             self.write_ahead.failure.set_exception(Deposed(f"of broker {self.config.name!r}", by))
 
     def _check(self) -> None:
-        """Raises what ended the sequence; says that the store is away."""
+        """Raises what ended the sequence; says that the store is away, and when it is back."""
         if self.write_ahead.failure.done():
             self.write_ahead.failure.result()
-        since_s, now_s = self.bucket.counts.trouble_since_s, time.monotonic()
-        if since_s is None or now_s - since_s < TROUBLE_AFTER_S or now_s < self._last_trouble_s + TROUBLE_SAID_EACH_S:
+        counts, now_s = self.bucket.counts, time.monotonic()
+        if counts.trouble_since_s is None:
+            if self._away_since_s is not None:
+                said = "the object store answers again, after %.0f s; what waited is confirmed as it arrives there"
+                log.warning(said, now_s - self._away_since_s)
+                self._away_since_s, self._say_away_s = None, 0.0
             return
-        self._last_trouble_s = now_s
+        away_s = now_s - counts.trouble_since_s
+        if away_s < TROUBLE_AFTER_S or now_s < self._say_away_s:
+            return
+        self._away_since_s, self._say_away_s = counts.trouble_since_s, now_s + TROUBLE_SAID_EACH_S
         log.error(
-            "the object store has not answered for %.0f s: %s; publishers to streams of durability remote wait, "
-            "%d objects are on their way",
-            now_s - since_s,
-            self.bucket.counts.last_error,
+            "the object store has taken nothing for %.0f s: %s; publishers to streams of durability remote wait, with "
+            "%d objects on their way, and it is tried again until it succeeds: %s",
+            away_s,
+            counts.last_error,
             self.write_ahead.waiting,
+            counts.advice,
         )
 
     def status(self) -> dict[str, object]:
         counts = self.bucket.counts
         lags = [(f.tail.committed[2] - f.tail.remote_offset, f.record.name) for f in self.by_slot.values()]
         since_s = counts.trouble_since_s
+        unsent = {record.name: why for record, why in self._unfollowed.values() if why} | self.tier.unsent
         return {
             "url": self.config.url,
             "broker": self.config.name,
@@ -342,12 +385,14 @@ class Archiver:
             "up_s": round(time.monotonic() - self._began_s, 1),
             "streams": len(self.by_slot),
             "streams_not_followed": len(self._unfollowed),
+            "streams_that_cannot_be_sent": dict(list(unsent.items())[:SHOWN_MAX]),
             "messages_waiting": sum(lag for lag, _ in lags),
             "waiting_most": {name: lag for lag, name in sorted(lags, reverse=True)[:SHOWN_MAX] if lag},
             "objects_on_their_way": self.write_ahead.waiting,
             "write_ahead_objects": self.write_ahead.confirmed - self.write_ahead.first,
             "away_s": 0.0 if since_s is None else round(time.monotonic() - since_s, 1),
             "last_error": counts.last_error,
+            "advice": counts.advice,
             "requests": {"put": counts.puts, "get": counts.gets, "list": counts.lists, "delete": counts.deletes},
             "errors": counts.errors,
             "sent_bytes": counts.sent_bytes,

@@ -9,16 +9,29 @@ import asyncio
 import contextlib
 import importlib
 import logging
+import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from vibemq.config import Remote
 from vibemq.errors import ConfigError, RemoteError, SetupError
 from vibemq.remote import cipher
-from vibemq.remote.objects import Buffer, Kind, Trailer, damaged, opened, read_trailer, seal, tail_bytes
+from vibemq.remote.objects import (
+    FORMAT_KEY,
+    Buffer,
+    Kind,
+    Trailer,
+    damaged,
+    from_json,
+    opened,
+    read_trailer,
+    seal,
+    tail_bytes,
+)
 from vibemq.storage.tail import crc32
 
 #: Of one request; who waits for it has a limit of his own.
@@ -39,8 +52,18 @@ READ_PIECES = 4
 CLIENT_OPTIONS = {"allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout"}
 #: Known by what stores say: for a list that is denied, and for a bucket that is not there, obstore has no error of its
 #: own; who has no credentials at all asks for some at an address that only a machine of a cloud reaches.
-DENIED = re.compile(r"status code: 40[13]\b|//169\.254\.169\.254/")
+DENIED = re.compile(r"status code: 40[13]\b|//169\.254\.169\.254/|Permission denied \(os|Read-only file system")
+FULL = re.compile(r"status code: 507\b|No space left on device|Disk quota exceeded|<Code>\w*(Quota|StorageFull)\w*<")
 NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)<|specified bucket does not exist")
+WRITES = ("create", "write", "write beside")
+WRITE_TRIED_AGAIN_S = 120.0  # or whoever wanted it has given up: no answer within its time, and a pause
+ADVICE_AWAY = "is the store up, and can this machine reach it?"
+ADVICE_DENIED = "look at the credentials and the rights on the bucket"
+ADVICE_FULL = "make room in the store, or raise its quota"
+ADVICE_ELSEWHERE = (
+    "is the file system mounted there? Nothing is confirmed before the folder is that of this broker again"
+)
+ADVICE_NO_BUCKET = "create the bucket, or name another one in remote.url"
 
 log = logging.getLogger("vibemq.remote")
 Result = TypeVar("Result")
@@ -76,7 +99,25 @@ class Counts:
     received_bytes: int = 0
     errors: int = 0
     last_error: str = ""
-    trouble_since_s: float | None = field(default=None)  # by the loop's clock; None: the last request was answered
+    advice: str = ""  # what to do about it
+    # By the loop's clock. None: the last request was answered and, where that only looked, the last write was as well.
+    trouble_since_s: float | None = None
+    _refused_write_s: float | None = None
+
+    def answered(self, what: str, now_s: float) -> None:
+        """A full store lists and reads as ever, and whoever was refused tries again soon."""
+        refused_s = self._refused_write_s
+        if what not in WRITES and refused_s is not None and now_s - refused_s < WRITE_TRIED_AGAIN_S:
+            return
+        self.trouble_since_s = self._refused_write_s = None
+
+    def failed(self, what: str, said: str, advice: str, now_s: float) -> None:
+        self.errors += 1
+        self.last_error, self.advice = said, advice
+        if what in WRITES:
+            self._refused_write_s = now_s
+        if self.trouble_since_s is None:
+            self.trouble_since_s = now_s
 
 
 class Bucket:
@@ -96,13 +137,16 @@ class Bucket:
         self.keys = cipher.read_keys(config.encryption_keys) if config.encryption_keys else None
         self.counts = Counts()
         self._trailers: dict[str, Trailer] = {}  # of objects that parts are read of
+        self._path = unquote(urlsplit(config.url).path) if config.url.startswith("file:") else ""
+        self._cluster: str | None = None
+        self._folder: tuple[int, int] | None = None
         given = dict(pair.split("=", 1) for pair in config.options.split(",") if pair)
         client: dict[str, Any] = {"timeout": f"{REQUEST_TIMEOUT_S}s", "connect_timeout": f"{CONNECT_TIMEOUT_S}s"}
         for name in CLIENT_OPTIONS & given.keys():
             value = given.pop(name)
             client[name] = value.lower() == "true" if value.lower() in ("true", "false") else value
         try:
-            if config.url.startswith("file:"):
+            if self._path:
                 # Its folders are made as objects need them.
                 self._store = stores.LocalStore.from_url(config.url, mkdir=True)
             else:
@@ -115,6 +159,48 @@ class Bucket:
                 "remote.options are KEY=VALUE,KEY=VALUE as obstore names them",
             ) from None
 
+    # ---- whose it is ----
+
+    async def cluster(self) -> str:
+        """Raises Missing where it is nobody's yet, RemoteError."""
+        return str(from_json(FORMAT_KEY, await self.read(FORMAT_KEY, Kind.FORMAT))["cluster"])
+
+    async def bind(self, cluster: str) -> None:
+        """Raises RemoteError where this is not that cluster's bucket; once it was, nothing is put anywhere else.
+
+        A folder whose file system is not mounted any more would be made anew, and hidden again later.
+        """
+        folder = self._folder_now()
+        try:
+            there = await self.cluster()
+        except Missing as problem:
+            raise self._failure("write beside", FORMAT_KEY, str(problem), ADVICE_ELSEWHERE) from None
+        if there != cluster:
+            said = f"this is the bucket of cluster {there}, and not of {cluster}"
+            raise self._failure("write beside", FORMAT_KEY, said, ADVICE_ELSEWHERE)
+        self._cluster, self._folder = cluster, folder
+        if self.counts.advice == ADVICE_ELSEWHERE:
+            self.counts.advice = ""
+            self._answered("create")
+
+    def _folder_now(self) -> tuple[int, int] | None:
+        if not self._path:
+            return None
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    async def _put(
+        self, what: str, key: str, request: Callable[[], Awaitable[Result]], limit_s: float | None = None
+    ) -> None:
+        if self._cluster is not None and self._folder_now() != self._folder:
+            await self.bind(self._cluster)
+        await self._ask(what, key, request, limit_s)
+        if self._cluster is not None and self._folder_now() != self._folder:
+            raise self._failure(what, key, "the folder is another one since", ADVICE_ELSEWHERE)
+
     # ---- one request ----
 
     async def _ask(
@@ -124,26 +210,33 @@ class Bucket:
             result = await asyncio.wait_for(request(), limit_s or REQUEST_TIMEOUT_S * (RETRIES + 1))
         except Exception as problem:
             raise self._problem(what, key, problem) from None
-        self.counts.trouble_since_s = None
+        self._answered(what)
         return result
 
+    def _answered(self, what: str) -> None:
+        self.counts.answered(what, asyncio.get_running_loop().time())
+
     def _problem(self, what: str, key: str, problem: Exception) -> RemoteError:
-        kinds, counts, said = self._obstore.exceptions, self.counts, _said(problem)
+        kinds, said = self._obstore.exceptions, _said(problem)
         is_missing = isinstance(problem, kinds.NotFoundError | FileNotFoundError)
         has_bucket = NO_BUCKET.search(said) is None
         if has_bucket and (is_missing or isinstance(problem, kinds.AlreadyExistsError)):
-            counts.trouble_since_s = None
+            self._answered(what)
             return Missing(f"object {key} does not exist in {self.url}") if is_missing else _taken(key)
-        counts.errors += 1
-        counts.last_error = f"{what} {key}: {said}"
-        if counts.trouble_since_s is None:
-            counts.trouble_since_s = asyncio.get_running_loop().time()
-        text = f"cannot {what} {key} in {self.url}: {said}"
         if not has_bucket:
-            return RemoteError(text, hint="create the bucket, or name another one in remote.url")
-        if isinstance(problem, kinds.PermissionDeniedError | kinds.UnauthenticatedError) or DENIED.search(said):
-            return RemoteError(text, hint="look at the credentials and the rights on the bucket")
-        return Away(text, hint="it is tried again")
+            advice = ADVICE_NO_BUCKET
+        elif isinstance(problem, kinds.PermissionDeniedError | kinds.UnauthenticatedError) or DENIED.search(said):
+            advice = ADVICE_DENIED
+        else:
+            advice = ADVICE_FULL if FULL.search(said) else ADVICE_AWAY
+        return self._failure(what, key, said, advice)
+
+    def _failure(self, what: str, key: str, said: str, advice: str) -> RemoteError:
+        self.counts.failed(what, f"{what} {key}: {said}", advice, asyncio.get_running_loop().time())
+        text = f"cannot {what} {key} in {self.url}: {said}"
+        if advice in (ADVICE_AWAY, ADVICE_FULL):
+            return Away(text, hint=f"it is tried again; {advice}")
+        return RemoteError(text, hint=advice)
 
     # ---- writing ----
 
@@ -158,7 +251,7 @@ class Bucket:
         self.counts.sent_bytes += len(whole)
         put = self._obstore.put_async
         try:
-            await self._ask(
+            await self._put(
                 "create", key, lambda: put(self._store, key, whole, mode="create", use_multipart=False)
             )  # fmt: skip
         except Taken:
@@ -196,7 +289,7 @@ class Bucket:
         put = self._obstore.put_async
         self.counts.puts += 1
         try:
-            await self._ask(
+            await self._put(
                 "write",
                 key,
                 lambda: put(self._store, key, parts, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_A_TIME),
@@ -339,10 +432,15 @@ class Bucket:
             async with asyncio.timeout(LIST_TIMEOUT_S):
                 pages = self._obstore.list(self._store, prefix, offset=after or None, chunk_size=LISTED_AT_A_TIME)
                 async for page in pages:
-                    found += [Listed(one["path"], one["size"], one["last_modified"].timestamp()) for one in page]
+                    # Not every store knows where to begin: azurite, for one, lists them all.
+                    found += [
+                        Listed(one["path"], one["size"], one["last_modified"].timestamp())
+                        for one in page
+                        if one["path"] > after
+                    ]
         except Exception as problem:
             raise self._problem("list", prefix, problem) from None
-        self.counts.trouble_since_s = None
+        self._answered("list")
         return sorted(found)
 
 

@@ -15,7 +15,7 @@ from vibemq.errors import StorageError
 from vibemq.remote.objects import CHUNKS_HEAD_BYTES, chunks_head, ledger_section, offsets_section, segment_section
 from vibemq.remote.write_ahead import Object
 from vibemq.storage import ledger
-from vibemq.storage.log import StoredOffsets
+from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.tail import Tail, local_segments
 
@@ -82,6 +82,12 @@ class Followed:
     @property
     def has_chunks(self) -> bool:
         return self.tail.committed[2] > self.tail.next
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of chunks that no object has: in the segment that is read now, and in the active one."""
+        segment, position, _ = self.tail.committed
+        return self.tail.waiting_bytes() + (position if segment != self.tail.segment else 0)
 
     @property
     def is_sent(self) -> bool:

@@ -21,7 +21,7 @@ from vibemq.errors import RemoteError, UserError, VibeMQError
 from vibemq.remote.bucket import Bucket, Listed
 from vibemq.remote.objects import FORMAT_KEY, Kind, Place, from_json, read_place
 from vibemq.remote.opening import catch_up, newest_snapshot, restore_metadata
-from vibemq.remote.restoring import history
+from vibemq.remote.stubs import history
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.transactions import STAGING

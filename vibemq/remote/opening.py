@@ -19,11 +19,11 @@ import zstandard
 
 from vibemq.access.users import ensure_superuser
 from vibemq.config import Config
-from vibemq.errors import ConfigError, RemoteError
+from vibemq.errors import ConfigError, RemoteError, Superseded
 from vibemq.remote.bucket import Bucket, Missing, Taken
 from vibemq.remote.epochs import Epochs, Outdated
 from vibemq.remote.objects import FORMAT_KEY, Damaged, Kind, change_key, from_json, snapshot_key, to_json
-from vibemq.remote.restoring import restore_logs
+from vibemq.remote.restoring import HARMED, restore_logs
 from vibemq.storage.metadata import Metadata, restore
 
 #: A store that does not answer for so long keeps the broker from starting: who supervises it tries again.
@@ -39,8 +39,8 @@ RESTORING = "restoring"
 log = logging.getLogger("vibemq.remote")
 
 
-async def open_bucket(config: Config) -> None:
-    """Raises ConfigError, RemoteError, StorageError."""
+async def open_bucket(config: Config) -> int:
+    """Returns the epoch that the archiver begins with.  Raises ConfigError, Superseded, RemoteError, StorageError."""
     bucket = Bucket(config.remote)
     cluster = await _patiently(bucket)
     path = os.path.join(config.data_path, "meta.db")
@@ -48,16 +48,20 @@ async def open_bucket(config: Config) -> None:
     goes_on = await _own(config, bucket, cluster, metadata, path)
     epochs = Epochs(bucket, config.remote.name, config.data_path)
     try:
-        await epochs.take(goes_on)
+        epoch = await epochs.take(goes_on)
     except Outdated as problem:
-        raise ConfigError(str(problem), hint=problem.hint) from None
+        raise Superseded(str(problem), hint=problem.hint) from None
     await catch_up(bucket, metadata)
     await _snapshot(bucket, metadata)
     half_made = os.path.join(config.data_path, RESTORING)
-    await restore_logs(bucket, epochs, metadata, is_whole=os.path.exists(half_made))
+    harmed = await restore_logs(bucket, epochs, metadata, os.path.exists(half_made), config.remote.puts_max)
+    if harmed:
+        with open(os.path.join(config.data_path, HARMED), "a", encoding="utf-8") as file:
+            file.writelines(f"{one}\n" for one in harmed)
     metadata.close()
     with contextlib.suppress(FileNotFoundError):
         os.unlink(half_made)
+    return epoch
 
 
 async def _patiently(bucket: Bucket) -> str:
@@ -66,11 +70,9 @@ async def _patiently(bucket: Bucket) -> str:
     while True:
         try:
             try:
-                body = await bucket.read(FORMAT_KEY, Kind.FORMAT)
+                return await bucket.cluster()
             except Missing:
                 await bucket.create(FORMAT_KEY, Kind.FORMAT, to_json(cluster=secrets.token_hex(8)))
-                continue
-            return str(from_json(FORMAT_KEY, body)["cluster"])
         except Taken:
             continue  # somebody else has just made it
         except RemoteError as problem:

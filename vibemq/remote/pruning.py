@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from vibemq.remote.bucket import LISTED_AT_A_TIME, Bucket, Listed
 from vibemq.remote.inspection import Contents, contents_of, records_of
 from vibemq.remote.objects import Kind
-from vibemq.remote.restoring import history
+from vibemq.remote.stubs import history
 
 #: A segment follows its index and its tracking table when it was sent up; the largest on a slow line takes this long.
 ALONE_S_MIN = 3600.0

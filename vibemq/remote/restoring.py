@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import struct
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import vibemq.storage.cold as cold
@@ -20,10 +21,11 @@ from vibemq.errors import RemoteError, StorageError
 from vibemq.remote.bucket import Bucket, Missing
 from vibemq.remote.epochs import Epochs, WriteAheadObject
 from vibemq.remote.objects import Chunks, Damaged, Kind, LedgerState, Offsets, Place, Seal, Sections, SegmentBegins
-from vibemq.remote.tier import places_of_all, stub_of
+from vibemq.remote.stubs import damaged, history, mend, places_of_all, segment_bytes, stub_of
 from vibemq.storage import ledger
-from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, StoredOffsets
+from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import StreamRecord
 
 #: Objects that are read at a time, and tables behind segments.
@@ -31,12 +33,21 @@ READS_AT_A_TIME = 16
 #: So long a start waits for an object; then it fails, and the next one begins again.
 ANSWER_TIMEOUT_S = 60.0
 RETRY_S = 1.0
+#: Epoch, sizes of entries, trailer and filter (csrc/log/FORMAT.md).
+CHUNK_HEADER = struct.Struct(">20xI12xIIB3x")
+#: A file in the data directory that names what was not whole. As long as it is there no older object is deleted, so
+#: that whoever puts those back finds the rest.
+HARMED = "harmed-objects"
+ADVICE = (
+    "to have them back, stop this broker before anybody publishes, put the objects that are missing or damaged back "
+    "from a copy or a version of the bucket, and start with an empty data directory again"
+)
 
 log = logging.getLogger("vibemq.remote")
 
 
-async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_whole: bool) -> None:
-    """Before recovery.  What cannot be read is named in the log, and the rest is restored.
+async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_whole: bool, puts_max: int) -> list[str]:
+    """Before recovery.  What cannot be read is named in the log, and the rest is restored.  Returns what that has cost.
 
     ``is_whole``: the data directory as a whole, so that what is there was only begun.
     """
@@ -44,18 +55,26 @@ async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_wh
     wanted = {
         record.incarnation: Restored(record, is_whole) for record in metadata.logs() if is_whole or _is_wanted(record)
     }
-    if not wanted:
-        return
+    torn = [record for record in metadata.logs() if record.incarnation not in wanted and _has_damaged_stubs(record)]
+    if not wanted and not torn:
+        return []
+    harmed: list[str] = []
     places = await places_of_all(bucket)
+    for record in torn:
+        try:
+            await mend(bucket, record.directory, places.get(record.incarnation, {}))
+        except (StorageError, OSError) as problem:  # recovery puts it aside, and the objects stay
+            log.error("stream %r: a damaged stub is not made again: %s", record.name, problem)
+    if not wanted:
+        return []
     tables = asyncio.Semaphore(READS_AT_A_TIME)
     await asyncio.gather(
         *(one.take_places(bucket, places.get(incarnation, {}), tables) for incarnation, one in wanted.items())
     )
-    async for found in _all_sections(epochs):
+    async for found in _all_sections(epochs, puts_max, harmed):
         if (one := wanted.get(found.incarnation)) is not None:
             one.lay(found)
-    for one in wanted.values():
-        one.finish()
+    holes = [hole for one in wanted.values() if (hole := one.finish())]
     log.warning(
         "restored %d streams from the object store in %.1f s: %d segments there, %d bytes of chunks brought back",
         len(wanted),
@@ -63,14 +82,22 @@ async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_wh
         sum(len(one.places) for one in wanted.values()),
         sum(one.laid_bytes for one in wanted.values()),
     )
+    for hole in holes:
+        if harmed:
+            log.error("%s; %s", hole, ADVICE)
+        else:
+            log.warning("%s, and were not confirmed: an object before them was never created", hole)
+    return [*holes, *harmed] if holes and harmed else []  # what was held elsewhere too is not missed
 
 
 def _is_wanted(record: StreamRecord) -> bool:
     """Is it missing here, or may it have lost what was confirmed?"""
     if not os.path.isdir(record.directory):
         return True
-    if record.durability != "remote":
-        return False
+    return record.durability == "remote" and _will_recover(record)
+
+
+def _will_recover(record: StreamRecord) -> bool:
     try:
         Log(record.directory).close()
     except StorageError as problem:
@@ -79,22 +106,41 @@ def _is_wanted(record: StreamRecord) -> bool:
     return False
 
 
-async def _all_sections(epochs: Epochs) -> AsyncIterator[SegmentBegins | Chunks | Offsets | LedgerState]:
-    """Of every write-ahead object that is left, in their order; some are read ahead."""
+def _has_damaged_stubs(record: StreamRecord) -> bool:
+    """Recovery would begin the log behind them; in the same boot there is none, and the archiver sees to it."""
+    try:
+        return _will_recover(record) and bool(damaged(record.directory))
+    except (StorageError, OSError):
+        return False  # of a newer version, or one that cannot be read, as recovery will say
+
+
+async def _all_sections(
+    epochs: Epochs, puts_max: int, harmed: list[str]
+) -> AsyncIterator[SegmentBegins | Chunks | Offsets | LedgerState]:
+    """Of every write-ahead object that is left, in their order; some are read ahead.  ``harmed``: what is not whole.
+
+    So many objects as are on their way at a time may lie behind one that was never created; behind more it was deleted.
+    """
     objects = await epochs.objects()
-    before, is_ended = None, False
+    last = {one.epoch: at for at, one in enumerate(objects)}
+    before: WriteAheadObject | None = None  # the last one that is no seal
     for at in range(0, len(objects), READS_AT_A_TIME):
         some = objects[at : at + READS_AT_A_TIME]
-        for one, found in zip(some, await asyncio.gather(*(_read(epochs, one) for one in some)), strict=True):
-            if before is not None and before.epoch == one.epoch and one.number != before.number + 1 and not is_ended:
+        contents = await asyncio.gather(*(_read(epochs, one, harmed) for one in some))
+        for index, (one, found) in enumerate(zip(some, contents, strict=True), start=at):
+            if any(isinstance(section, Seal) for section in found):
+                continue
+            is_gap = before is not None and before.epoch == one.epoch and one.number != before.number + 1
+            if before is not None and is_gap and last[one.epoch] - index >= puts_max:
                 log.error("objects are missing in the bucket between %s and %s", before.key, one.key)
-            before, is_ended = one, any(isinstance(section, Seal) for section in found)
+                harmed.append(f"objects are missing between {before.key} and {one.key}")
+            before = one
             for section in found:
                 if isinstance(section, SegmentBegins | Chunks | Offsets | LedgerState):
                     yield section
 
 
-async def _read(epochs: Epochs, one: WriteAheadObject) -> list[Sections]:
+async def _read(epochs: Epochs, one: WriteAheadObject, harmed: list[str]) -> list[Sections]:
     """What is damaged or gone is named; a store that does not answer is asked again.  RemoteError: for too long."""
     deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
     while True:
@@ -102,12 +148,22 @@ async def _read(epochs: Epochs, one: WriteAheadObject) -> list[Sections]:
             return await epochs.read(one)
         except (Damaged, Missing) as problem:
             log.error("%s", problem)
+            harmed.append(str(problem))
             return []
         except RemoteError as problem:
             if time.monotonic() >= deadline_s:
                 raise
             log.warning("%s", problem)
             await asyncio.sleep(RETRY_S)
+
+
+async def _table(bucket: Bucket, last: Place) -> memoryview:
+    """Empty where it is damaged or gone: then publishers whose last message is old may store one twice."""
+    try:
+        return await bucket.read(last.key("tracking"), Kind.TRACKING)
+    except (Damaged, Missing) as problem:
+        log.error("%s", problem)
+        return memoryview(b"")
 
 
 class Restored:
@@ -120,6 +176,8 @@ class Restored:
         self.laid_bytes = 0
         self._in_store = 0  # offsets below it lie in segments of the store
         self._files: dict[int, int] = {}  # first offset of a segment -> descriptor
+        self._laid: dict[int, list[tuple[int, int, int, int]]] = {}  # -> bytes and offsets: begin, end, first, next
+        self._epochs: dict[int, tuple[int | None, int]] = {}  # of a segment's first chunk, and the highest in it
         self._offsets: dict[bytes, int] = {}
         self._ledger: LedgerState | None = None
 
@@ -130,22 +188,17 @@ class Restored:
             os.makedirs(self.directory, mode=0o750, exist_ok=True)
         if not self.places:
             return
-        for before, after in pairwise(self.places):
-            if before.next < after.first:
-                said = "stream %r: segments with offsets %d to %d are missing in the bucket between %s and %s"
-                name = self.record.name
-                log.error(said, name, before.next, after.first - 1, before.key(), after.key())
         known = {stub.first for stub in cold.stubs(self.directory)}
         for place in self.places:
             if place.first not in known:
                 async with tables:
-                    size = await bucket.plain_size(place.key(), Kind.SEGMENT, places[place])
+                    size = await segment_bytes(bucket, place, places[place])
                 cold.write_stub(self.directory, stub_of(place, size))
         last = self.places[-1]
         self._in_store = last.next
         if self.is_missing:
             async with tables:
-                table = await bucket.read(last.key("tracking"), Kind.TRACKING)
+                table = await _table(bucket, last)
             if len(table):
                 self._write(f"{last.next:020}.tracking", table)
 
@@ -162,10 +215,21 @@ class Restored:
         elif found.segment >= self._in_store and (file := self._files.get(found.segment)) is not None:
             os.pwrite(file, found.data, found.position)
             self.laid_bytes += len(found.data)
+            end = found.position + len(found.data)
+            self._laid.setdefault(found.segment, []).append((found.position, end, found.first, found.next))
+            self._note_epochs(found)
+            for first in [first for first in self._files if found.segment < first < found.next]:
+                self._drop(first)
+
+    # An object may lie behind one that was never created: then what is in it was not confirmed, and a later epoch's
+    # messages got the same offsets. What a later epoch says holds.
 
     def _begin(self, found: SegmentBegins) -> None:
-        if found.first in self._files:
+        file = self._files.get(found.first)
+        if file is not None and os.pread(file, SEGMENT_HEADER_BYTES, 0) == bytes(found.header):
             return
+        if file is not None:
+            self._drop(found.first)
         path = os.path.join(self.directory, f"{found.first:020}.segment")
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         header = os.pread(file, SEGMENT_HEADER_BYTES, 0)
@@ -183,20 +247,61 @@ class Restored:
         if len(found.tracking) and not os.path.exists(os.path.join(self.directory, table)):
             self._write(table, found.tracking)
 
+    def _note_epochs(self, found: Chunks) -> None:
+        lowest, highest = self._epochs.get(found.segment, (None, 0))
+        at = 0
+        while at + CHUNK_HEADER.size <= len(found.data):
+            epoch, data, trailer, filter = CHUNK_HEADER.unpack_from(found.data, at)
+            if found.position + at == SEGMENT_HEADER_BYTES:
+                lowest = epoch
+            highest = max(highest, epoch)
+            at += CHUNK_HEADER.size + data + trailer + filter
+        self._epochs[found.segment] = lowest, highest
+
+    def _drop_older(self) -> None:
+        """Segments that begin with an epoch that is over in the one before: epochs rise in a log."""
+        newest = 0
+        for first in sorted(self._files):
+            lowest, highest = self._epochs.get(first, (None, newest))
+            if lowest is not None and lowest < newest:
+                self._drop(first)
+            else:
+                newest = max(newest, highest)
+
+    def _drop(self, first: int) -> None:
+        """A segment that is none."""
+        os.close(self._files.pop(first))
+        self._laid.pop(first, None)
+        self._epochs.pop(first, None)
+        for suffix in ("segment", "tracking"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.directory, f"{first:020}.{suffix}"))
+
     def _write(self, name: str, body: memoryview) -> None:
         path = os.path.join(self.directory, name)
         with open(f"{path}.tmp", "wb", opener=lambda name, flags: os.open(name, flags, 0o640)) as file:
             file.write(body)
         os.rename(f"{path}.tmp", path)
 
-    def finish(self) -> None:
+    def finish(self) -> str:
+        """Returns what is lost of what was published last; "": nothing."""
+        self._drop_older()
         for file in self._files.values():
             os.close(file)
         if not os.path.isdir(self.directory):
-            return  # recovery makes an empty log, and says so
+            return ""  # recovery makes an empty log, and says so
         for name in ("offsets", "ledger") if self.is_missing else ():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.directory, name))  # half made
+        settled = self._settled()
+        for place in self.places:
+            if place.next <= settled:  # a broker was killed before it deleted these objects, which this one will do
+                cold.remove_stub(self.directory, place.first)
+        for before, after in pairwise(self.places):
+            if max(before.next, settled) < after.first:
+                said = "stream %r: segments with offsets %d to %d are missing in the bucket between %s and %s"
+                name = self.record.name
+                log.error(said, name, max(before.next, settled), after.first - 1, before.key(), after.key())
         if self._offsets and not os.path.exists(os.path.join(self.directory, "offsets")):
             held = StoredOffsets(self.directory)
             for reference, offset in self._offsets.items():
@@ -205,14 +310,27 @@ class Restored:
         if self.record.queue is not None and not os.path.exists(os.path.join(self.directory, "ledger")):
             known = self._ledger or LedgerState(self.record.incarnation, 0, ())
             ledger.restore(self.directory, known.base, list(known.ranges))
+        return self._hole() if self.is_missing else ""
 
+    def _hole(self) -> str:
+        """A log has none: it ends there, and what lies behind goes into quarantine."""
+        for pieces in (sorted(self._laid[segment]) for segment in sorted(self._laid)):
+            end, after = SEGMENT_HEADER_BYTES, pieces[0][2]
+            for begin, next_end, first, next_offset in pieces:
+                if begin > end:
+                    last = max(piece[3] for piece in pieces) - 1
+                    return (
+                        f"stream {self.record.name!r} ends at offset {after}: what follows is in no whole object, and "
+                        f"those from {first} to {last} go into a .quarantine file"
+                    )
+                end, after = max(end, next_end), max(after, next_offset)
+        return ""
 
-def history(places: Iterable[Place]) -> list[Place]:
-    """Rising, without a segment that another one covers."""
-    kept: list[Place] = []
-    for place in sorted(places, key=lambda place: (place.first, place.next, place.epoch)):
-        if kept and place.first == kept[-1].first:
-            kept[-1] = place
-        elif not kept or place.first >= kept[-1].next:
-            kept.append(place)
-    return kept
+    def _settled(self) -> int:
+        """Of a queue: nobody needs what is below that offset."""
+        if self.record.queue is None:
+            return 0
+        try:
+            return ledger.settled(self.directory)[0]
+        except StorageError:  # not here, or damaged: recovery will say so
+            return self._ledger.base if self._ledger is not None else 0

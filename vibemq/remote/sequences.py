@@ -21,7 +21,7 @@ from vibemq.remote.objects import (
     write_ahead_key,
     write_ahead_prefix,
 )
-from vibemq.remote.restoring import history
+from vibemq.remote.stubs import history
 from vibemq.storage.records import StreamRecord
 
 Records = Mapping[str, StreamRecord] | None

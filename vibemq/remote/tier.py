@@ -5,6 +5,9 @@ A segment is sent up once, whole: the table behind it first, then its index, the
 is complete. A stub beside it in the log's directory (csrc/log/FORMAT.md) says that the store has it: from then on
 retention may take the file here. Objects of segments that retention has taken altogether, and of streams that were
 deleted, go too.
+
+A segment that is damaged here is not sent while write-ahead objects have the same chunks whole: these are kept, the
+status names the stream, and neither it nor any other stops being served.
 """
 
 from __future__ import annotations
@@ -15,23 +18,28 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import vibemq.storage.cold as cold
 from vibemq.config import Remote
 from vibemq.errors import RemoteError, StorageError
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote.bucket import Bucket
-from vibemq.remote.objects import Kind, Place, read_place
+from vibemq.remote.objects import Kind, Place
+from vibemq.remote.stubs import mend, place_of, places_of_all
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, housekeep
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.tail import Tail, local_segments
 from vibemq.storage.transactions import STAGING
+from vibemq.storage.walk import Walk
 
 #: What is read of a file at a time.
 PIECE_BYTES = 4 << 20
 RETRY_S_MIN, RETRY_S_MAX = 1.0, 60.0
+#: So often it is tried to delete a deleted stream's objects, in two minutes or more; then `vibemq remote prune` has to.
+FORGET_TRIES = 8
+FORGETS_AT_A_TIME = 8
 #: How often it looks which objects retention has made superfluous.
 SWEEP_S = 30.0
 #: Blocks that are fetched before a reader who reads on asks for them.
@@ -54,11 +62,19 @@ class Cached:
 
     @property
     def bytes(self) -> int:
-        return sum(self.there) * cold.BLOCK_BYTES
+        return self.there.count(1) * cold.BLOCK_BYTES
 
     def put(self, number: int, data: memoryview) -> None:
         self.blocks.put(number, data)
         self.there[number] = 1
+
+
+class Paused(NamedTuple):
+    """A stream whose segments could not be sent, until they are tried again."""
+
+    name: str
+    pause_s: float
+    why: str
 
 
 class Tier:
@@ -69,12 +85,13 @@ class Tier:
         self.config, self.bucket, self.metadata = config, bucket, metadata
         self._uploaded = uploaded
         self._is_looking = True
-        self._pauses: dict[str, float] = {}  # of streams whose segments could not be sent, until they are tried again
+        self._pauses: dict[str, Paused] = {}
         self._looks: OrderedDict[str, StreamRecord] = OrderedDict()
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._places: dict[str, list[Place]] = {}  # of each stream, rising
-        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._fetching: dict[tuple[Cached, int], asyncio.Task[None]] = {}
+        self._forgets = asyncio.Semaphore(FORGETS_AT_A_TIME)
         self._cache: OrderedDict[tuple[str, int], Cached] = OrderedDict()
         self._says = OnceAMinute(log, logging.ERROR)
         self.segments = self.segment_bytes = 0
@@ -98,6 +115,7 @@ class Tier:
         task = asyncio.get_running_loop().create_task(self._guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # where it was cancelled before it began
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -145,12 +163,15 @@ class Tier:
 
     def _again(self, record: StreamRecord, problem: Exception) -> None:
         incarnation = record.incarnation
-        if self.metadata.stream_of(incarnation) is None:
-            self._pauses.pop(incarnation, None)
+        if self._is_gone(incarnation):
+            self.forget([incarnation])  # once more: it was deleted while something of it went up
             return
-        if getattr(problem, "code", "") not in GONE:  # of a queue a segment may go while it is sent
+        is_gone = isinstance(problem, FileNotFoundError) or getattr(problem, "code", "") in GONE
+        if not is_gone:  # of a queue a segment may go while it is sent
             self._says.say(incarnation, "segments of stream %r are not sent up yet: %r", record.name, problem)
-        pause_s = self._pauses[incarnation] = min(self._pauses.get(incarnation, RETRY_S_MIN / 2) * 2, RETRY_S_MAX)
+        before = self._pauses.get(incarnation)
+        pause_s = RETRY_S_MIN if before is None else min(before.pause_s * 2, RETRY_S_MAX)
+        self._pauses[incarnation] = Paused(record.name, pause_s, why_not(problem))
 
         def look() -> None:
             if incarnation in self._pauses:
@@ -158,6 +179,12 @@ class Tier:
                 self._wake.set()
 
         asyncio.get_running_loop().call_later(pause_s, look)
+
+    def _is_gone(self, incarnation: str) -> bool:
+        try:
+            return self.metadata.stream_of(incarnation) is None
+        except StorageError:
+            return False  # nobody knows just now
 
     async def _upload_closed(self, record: StreamRecord) -> None:
         directory = record.directory
@@ -174,7 +201,7 @@ class Tier:
     def _known(self, record: StreamRecord) -> list[Place]:
         if record.incarnation not in self._places:
             stubs = cold.stubs(record.directory)
-            self._places[record.incarnation] = [_place(record.incarnation, stub) for stub in stubs]
+            self._places[record.incarnation] = [place_of(record.incarnation, stub) for stub in stubs]
             self.segments += len(stubs)
             self.segment_bytes += sum(stub.size_bytes for stub in stubs)
         return self._places[record.incarnation]
@@ -183,7 +210,9 @@ class Tier:
         directory = record.directory
         epoch = await asyncio.to_thread(_make_durable, directory)
         stub = await asyncio.to_thread(cold.describe, directory, first, after, epoch)
-        place = _place(record.incarnation, stub)
+        place = place_of(record.incarnation, stub)
+        if record.durability == "remote":
+            await asyncio.to_thread(_require_whole, directory, first, after)
         files = {
             "tracking": _path(directory, after, "tracking"),
             "index": _path(directory, first, "index"),
@@ -214,7 +243,22 @@ class Tier:
             self._pauses.pop(incarnation, None)
             for key in [key for key in self._cache if key[0] == incarnation]:
                 self._cache.pop(key)
-            self.in_background(self._delete_below(f"streams/{incarnation}/"))
+            self.in_background(self._forget(f"streams/{incarnation}/"))
+
+    async def _forget(self, prefix: str) -> None:
+        pause_s = RETRY_S_MIN
+        for left in reversed(range(FORGET_TRIES)):
+            try:
+                async with self._forgets:
+                    await self._delete_below(prefix)
+                return
+            except RemoteError as problem:
+                if not left:
+                    said = "what is below %s of a deleted stream stays: `vibemq remote prune` deletes it: %s"
+                    log.error(said, prefix, problem)
+                    return
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, RETRY_S_MAX)
 
     async def _delete_below(self, prefix: str) -> None:
         listed = await self.bucket.listed(prefix)
@@ -257,12 +301,14 @@ class Tier:
             directory = self._directory(incarnation)
             if os.path.isdir(directory):  # else another broker's, or one that was deleted: `vibemq remote prune`
                 try:
+                    await self._evict_left(incarnation, directory)
+                    await mend(self.bucket, directory, listed)
                     await self._reconcile_one(incarnation, directory, set(listed))
-                except StorageError as problem:
+                except (StorageError, OSError) as problem:
                     log.info("%s is not compared with the object store: %s", directory, problem)
 
     async def _reconcile_one(self, incarnation: str, directory: str, listed: set[Place]) -> None:
-        stubs = {_place(incarnation, stub): stub for stub in await asyncio.to_thread(cold.stubs, directory)}
+        stubs = {place_of(incarnation, stub): stub for stub in await asyncio.to_thread(cold.stubs, directory)}
         is_oldest = True
         for place, stub in stubs.items():
             is_oldest = is_oldest and place not in listed
@@ -279,6 +325,13 @@ class Tier:
             return  # what was taken out of the log may be all that is left of something
         await self._delete([place for place in listed - stubs.keys() if place.next <= first])
 
+    async def _evict_left(self, incarnation: str, directory: str) -> None:
+        """Blocks that an archiver before this one has fetched, and that nobody has asked for since, are not counted."""
+        for name in await asyncio.to_thread(os.listdir, directory):
+            number, dot, suffix = name.partition(".")
+            if dot + suffix == ".cold" and number.isdigit() and (incarnation, int(number)) not in self._cache:
+                cold.evict(directory, int(number))
+
     def _directory(self, incarnation: str) -> str:
         return os.path.join(self.metadata.streams_dir, incarnation)
 
@@ -289,13 +342,16 @@ class Tier:
         cached = self._cached(incarnation, segment)
         last = min(-(-end // cold.BLOCK_BYTES), cached.blocks.count)
         wanted = range(start // cold.BLOCK_BYTES, last)
-        await asyncio.gather(*(self._fetch_once(cached, number) for number in wanted))
-        if wanted:
-            if cached.last in (wanted[0] - 1, wanted[0]):  # it reads on
-                for number in range(last, min(last + AHEAD_BLOCKS, cached.blocks.count)):
-                    self.in_background(self._fetch_once(cached, number))
-            cached.last = wanted[-1]
-        self._make_room()
+        if not wanted:
+            return
+        reads_on = cached.last in (wanted[0] - 1, wanted[0])
+        ahead = range(last, min(last + AHEAD_BLOCKS, cached.blocks.count) if reads_on else last)
+        cached = self._room_for(cached, [*wanted, *ahead])
+        cached.last = wanted[-1]
+        fetches = [self._fetch_once(cached, number) for number in wanted]
+        for number in ahead:
+            self.in_background(self._fetch_once(cached, number))
+        await asyncio.gather(*fetches)
 
     def _cached(self, incarnation: str, segment: int) -> Cached:
         found = self._cache.get((incarnation, segment))
@@ -310,13 +366,13 @@ class Tier:
         stub = next((stub for stub in cold.stubs(directory) if stub.first == segment), None)
         if stub is None:
             raise RemoteError(f"segment {segment} of {incarnation} is not in the object store")
-        return _place(incarnation, stub)
+        return place_of(incarnation, stub)
 
     async def _fetch_once(self, cached: Cached, number: int) -> None:
         """Several readers may want one block at once."""
         if cached.there[number]:
             return
-        key = f"{cached.place.key()} {number}"
+        key = cached, number
         task = self._fetching.get(key)
         if task is None:
             task = self._fetching[key] = asyncio.get_running_loop().create_task(self._fetch_block(cached, number))
@@ -331,18 +387,27 @@ class Tier:
 
     @property
     def cached_bytes(self) -> int:
-        return sum(cached.bytes for cached in self._cache.values())
+        """With what is on its way."""
+        return sum(cached.bytes for cached in self._cache.values()) + len(self._fetching) * cold.BLOCK_BYTES
 
-    def _make_room(self) -> None:
-        """The segments that were asked for longest ago make room: who still reads one asks again.
+    def _room_for(self, asked: Cached, numbers: list[int]) -> Cached:
+        """See to it that these blocks of a segment fit in, and return what they go to.
 
-        But for the newest, of which somebody reads now; and of more segments no descriptors are kept.
+        The segments that were asked for longest ago make room, and at last this one itself: who still reads what goes
+        asks again. Only what one question wants may be more than there is room for. Descriptors have a limit, too.
         """
-        while len(self._cache) > 1 and (
-            len(self._cache) > CACHED_SEGMENTS_MAX or self.cached_bytes > self.config.cache_size_max_bytes
-        ):
-            _, oldest = self._cache.popitem(last=False)  # its descriptor goes with the last fetch that has it
+        missing = [n for n in numbers if not asked.there[n] and (asked, n) not in self._fetching]
+        most = self.config.cache_size_max_bytes - len(missing) * cold.BLOCK_BYTES
+        for key, oldest in list(self._cache.items()):
+            if len(self._cache) <= CACHED_SEGMENTS_MAX and self.cached_bytes <= most:
+                break
+            if oldest is asked and not asked.bytes:
+                break
+            del self._cache[key]  # its descriptor goes with the last fetch that has it
             cold.evict(oldest.directory, oldest.place.first)
+            if oldest is asked:
+                return self._room_for(self._cached(*key), numbers)
+        return asked
 
     async def fetch_index(self, incarnation: str, segment: int) -> None:
         """Have a segment's index in its log's directory."""
@@ -351,6 +416,11 @@ class Tier:
         if not os.path.exists(path):
             body = await self.bucket.read(self._place_of(directory, incarnation, segment).key("index"), Kind.INDEX)
             await asyncio.to_thread(_write_whole, path, body)
+
+    @property
+    def unsent(self) -> dict[str, str]:
+        """Streams whose segments could not be sent when it was tried last, with the reason."""
+        return {paused.name: paused.why for paused in self._pauses.values() if paused.why}
 
     def status(self) -> dict[str, object]:
         return {
@@ -361,25 +431,9 @@ class Tier:
         }
 
 
-async def places_of_all(bucket: Bucket) -> dict[str, dict[Place, int]]:
-    """The segments in the store, by incarnation, with the sizes of their objects in bytes; in no order."""
-    found: dict[str, dict[Place, int]] = {}
-    for one in await bucket.listed("streams/"):
-        named = read_place(one.key)
-        if named is not None and named[1] == "segment":
-            found.setdefault(named[0].incarnation, {})[named[0]] = one.size
-    return found
-
-
-def stub_of(place: Place, size_bytes: int) -> cold.Stub:
-    """What stands for a segment of the store in the log's directory."""
-    return cold.Stub(
-        place.first, place.next, size_bytes, place.oldest_ms, place.newest_ms, place.seed, place.epoch
-    )  # fmt: skip
-
-
-def _place(incarnation: str, stub: cold.Stub) -> Place:
-    return Place(incarnation, stub.first, stub.next, stub.epoch, stub.seed, stub.oldest_ms, stub.newest_ms)
+def why_not(problem: Exception) -> str:
+    """For people; "" where only a segment, or the whole log, has just gone."""
+    return "" if getattr(problem, "code", "") in GONE else str(problem) or repr(problem)
 
 
 def _path(directory: str, first: int, suffix: str) -> str:
@@ -406,6 +460,37 @@ def _first_offset(directory: str) -> int:
         return held.stats().first_offset
     finally:
         held.close()
+
+
+def _require_whole(directory: str, first: int, after: int) -> None:
+    """Raises StorageError where a chunk of a closed segment is not what was written.
+
+    What lies behind the last offset was never committed.
+    """
+    path = _path(directory, first, "segment")
+    walk = Walk(first, path)
+    try:
+        for piece in _pieces(path):
+            walk.take(piece)
+    except StorageError as problem:
+        if walk.next < after:
+            raise _damaged_here(directory, str(problem)) from None
+    else:
+        if walk.next <= after:
+            try:
+                walk.end()
+            except StorageError as problem:
+                raise _damaged_here(directory, str(problem)) from None
+    if walk.damaged:
+        raise _damaged_here(directory, f"{path}: {walk.first_damage}")
+
+
+def _damaged_here(directory: str, why: str) -> StorageError:
+    return StorageError(
+        "ERR_CORRUPT",
+        f"{why}: damaged on this disk, and kept in the object store as it was confirmed; to have it here again, end "
+        f"the broker, put {directory} elsewhere and start it",
+    )
 
 
 def _pieces(path: str) -> Iterator[bytes]:

@@ -20,8 +20,8 @@ from vibemq.remote.coverage import Coverage
 from vibemq.remote.indexes import index_fault, tracking_fault
 from vibemq.remote.inspection import Contents, contents_of, records_of
 from vibemq.remote.objects import Damaged, Kind, Place, Seal, Trailer, from_json, read_place, sections
-from vibemq.remote.restoring import history
 from vibemq.remote.sequences import Finding, findings_in, streams_named, what_it_means
+from vibemq.remote.stubs import history
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.walk import Walk
 

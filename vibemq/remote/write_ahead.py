@@ -72,6 +72,9 @@ class WriteAhead:
         self._places = asyncio.Semaphore(config.puts_max)
         self._size = config.batch_size_bytes * GROWTH + TAIL_BYTES
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failure.add_done_callback(
+            lambda done: done.cancelled() or done.exception()  # who ends meanwhile has no use for it: no traceback
+        )
         self._next = 0
 
     @property

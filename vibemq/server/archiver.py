@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archiver's process: takes an epoch in the bucket, then works as long as the supervisor lives (vibemq/remote)."""
+"""The archiver's process: with an epoch in the bucket it works as long as the supervisor lives (vibemq/remote).
+
+The first one of a start has the epoch that the start has taken; every later one takes the next.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +56,14 @@ async def _run(context: Context) -> int:
 
     watch = asyncio.create_task(ends_with(context.supervisor_pid, ORPHAN_END_S))
     watch.add_done_callback(lambda _: None)  # it is held here, and ends with the loop
+    metadata = Metadata(context.metadata_path)
     try:
-        epoch = await _take_epoch(epochs, is_over, stop)
+        epoch = await _take_epoch(context.epoch, bucket, metadata, epochs, is_over, stop)
     except Outdated as problem:
         log.error("%s", problem)
         return DEPOSED
     if epoch is None:
         return 0
-    metadata = Metadata(context.metadata_path)
     reserve = Reserve(context.data_dir, context.config.store.disk_free_min_bytes)
     metadata.make_room, metadata.retry = reserve.make_room, reserve.retry
     board = Board(context.board_fd, context.archiver_seat, context.doorbell_fds)
@@ -75,10 +78,16 @@ async def _run(context: Context) -> int:
     return 0
 
 
-async def _take_epoch(epochs: Epochs, is_over: Callable[[], bool], stop: asyncio.Event) -> int | None:
+async def _take_epoch(
+    taken: int, bucket: Bucket, metadata: Metadata, epochs: Epochs, is_over: Callable[[], bool], stop: asyncio.Event
+) -> int | None:
+    """``taken``: the one that the start has taken for the first archiver, or 0.  None: it is over before."""
+    bound = metadata.binding()
+    assert bound is not None  # by who opened the bucket
     while not is_over():
         try:
-            return await epochs.take()
+            await bucket.bind(bound[0])
+            return taken or await epochs.take()
         except Outdated:
             raise
         except RemoteError as problem:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from vibemq.broker.alarms import Conditions
 from vibemq.config import Config
+from vibemq.errors import Superseded
 from vibemq.server.datadir import metadata_path
 from vibemq.server.handover import Channel
 from vibemq.server.hangs import Beats
 
-#: The archiver's exit code when another broker has the bucket: another archiver would be of no use.
-DEPOSED = 3
+#: The archiver's exit code, and then the broker's, when another broker has the bucket: it must not be started again.
+DEPOSED = Superseded.exit_code
 
 if TYPE_CHECKING:
     from vibemq.net.certificates import Certificates
@@ -65,6 +66,7 @@ class Context(World):
     # The supervisor keeps a copy, so connections that wait in it survive the process.
     listeners: dict[str, socket.socket]
     ready_fd: int  # a worker writes one byte when every listener accepts, then closes it
+    epoch: int = 0  # of the first archiver: the one that the start has taken; 0: it takes its own
 
 
 #: A process's entry: returns its exit code once it has finished what was in flight.

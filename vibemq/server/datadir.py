@@ -19,6 +19,8 @@ WAIT_S = 5.0  # workers notice their supervisor's death within a second and then
 _POLL_S = 0.02
 #: In the directory: through which `vibemq ctl` asks the broker.
 CTL_SOCKET = "ctl.sock"
+#: In a backup, which no broker serves from (backup.py).
+BACKUP = "backup.json"
 BOOT_ID, OWN_FILES = "/proc/sys/kernel/random/boot_id", "/proc/self/fd"
 
 log = logging.getLogger("vibemq.server")
@@ -46,6 +48,11 @@ def require_proc() -> None:
 
 def prepare(path: str) -> None:
     """Make the directory and its folder of streams, mode 0700.  Raises SetupError."""
+    if os.path.exists(f"{path}/{BACKUP}"):
+        raise SetupError(
+            f"{path} is a backup, which stays as it is",
+            hint=f"`vibemq restore {path} --data-dir FOLDER` makes a data directory of it",
+        )
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         for folder in (path, f"{path}/streams"):

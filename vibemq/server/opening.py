@@ -10,38 +10,41 @@ import json
 import os
 
 from vibemq.config import Config
-from vibemq.errors import ConfigError, RemoteError, VibeMQError
+from vibemq.errors import ConfigError, RemoteError, Superseded, VibeMQError
 from vibemq.server.processes import ends_with, fork
 
+KINDS = {kind.__name__: kind for kind in (Superseded, ConfigError, RemoteError)}
 
-def open_bucket(config: Config) -> None:
-    """Raises ConfigError or RemoteError with what that process has to say."""
+
+def open_bucket(config: Config) -> int:
+    """Returns the epoch that the archiver begins with.  Raises one of KINDS with what that process has to say."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     ours = os.getpid()
     pid = fork("opening", lambda: os.close(read_end), lambda: _run(config, write_end, ours))
     os.close(write_end)
     with open(read_end, "rb") as pipe:
-        said = pipe.read()
+        answer = json.loads(pipe.read() or "{}")
     _, status = os.waitpid(pid, 0)
     if os.waitstatus_to_exitcode(status) == 0:
-        return
-    problem = json.loads(said) if said else {"message": "the object store could not be opened: see the lines above"}
-    kind = ConfigError if problem.get("is_config") else RemoteError
-    raise kind(problem["message"], hint=problem.get("hint", ""))
+        return int(answer["epoch"])
+    said = answer.get("message", "the object store could not be opened: see the lines above")
+    raise KINDS[answer.get("kind", "RemoteError")](said, hint=answer.get("hint", ""))
 
 
 def _run(config: Config, pipe: int, parent_pid: int) -> int:
     opening = importlib.import_module("vibemq.remote.opening")
 
-    async def open_it() -> None:
+    async def open_it() -> int:
         watch = asyncio.create_task(ends_with(parent_pid, grace_s=0.0))
-        await opening.open_bucket(config)
+        epoch: int = await opening.open_bucket(config)
         watch.cancel()
+        return epoch
 
+    answer: dict[str, object]
     try:
-        asyncio.run(open_it())
+        answer = {"epoch": asyncio.run(open_it())}
     except VibeMQError as problem:
-        is_config = isinstance(problem, ConfigError)
-        os.write(pipe, json.dumps({"message": str(problem), "hint": problem.hint, "is_config": is_config}).encode())
-        return 1
-    return 0
+        kind = next((name for name, kind in KINDS.items() if isinstance(problem, kind)), "RemoteError")
+        answer = {"message": str(problem), "hint": problem.hint, "kind": kind}
+    os.write(pipe, json.dumps(answer).encode())
+    return 0 if "epoch" in answer else 1

@@ -55,6 +55,7 @@ class Process:
     quick_deaths: int = 0
     restart_at_s: float | None = None  # when to start it again; None: it runs, or never again
     stopping: bool = False
+    replacing: bool = False  # it was asked to end, for another to take its place
     ready_fd: int = -1  # read end; -1 once it is ready
     ready: bool = False
 
@@ -90,6 +91,11 @@ class Process:
         self.stopping, self.restart_at_s = True, None
         for listener in self.listeners.values():
             listener.close()
+        self.tell(self.end_signal)
+
+    def replace(self) -> None:
+        """Let it finish; who connects meanwhile waits for the one that takes its place."""
+        self.replacing = self.alive
         self.tell(self.end_signal)
 
     def tell(self, number: signal.Signals) -> None:
@@ -135,6 +141,11 @@ class Process:
         if self.stopping:
             log.log(logging.INFO if code == 0 else logging.WARNING, "%s, pid %d, %s", self.label, pid, how)
             return
+        if self.replacing and code == 0:
+            self.replacing, self.restart_at_s = False, time.monotonic()
+            log.info("%s, pid %d, %s and is replaced", self.label, pid, how)
+            return
+        self.replacing = False
         log.error("%s, pid %d, %s after %.1f s", self.label, pid, how, lived_s)
         if (end := self.final.get(code)) is not None:
             end()

@@ -21,6 +21,7 @@ from vibemq.errors import StorageError, VibeMQError
 from vibemq.storage.arguments import CHUNK_MESSAGES_MAX, log_options
 from vibemq.storage.ledger import disown
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.transactions import STAGING
 
@@ -121,7 +122,7 @@ def _pull_back_offsets(record: StreamRecord) -> None:
     """
     with closing(logs.Log(record.directory)) as held:
         end = held.stats().next_offset
-    offsets = logs.StoredOffsets(record.directory)
+    offsets = StoredOffsets(record.directory)
     try:
         ahead = {reference: offset for reference, offset in offsets.all().items() if offset >= end}
         for reference in ahead if end else ():
@@ -135,7 +136,7 @@ def _pull_back_offsets(record: StreamRecord) -> None:
         offsets.close()
     for reference, offset in ahead.items():
         said = "stream %r: %r had stored offset %d, and messages end before %d: it is set back"
-        log.warning(said, record.name, reference, offset, end)
+        log.warning(said, record.name, reference.decode(errors="replace"), offset, end)
 
 
 def _clear_orphans(streams_dir: str, known: set[str]) -> None:

@@ -24,7 +24,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.alarms import Conditions, MemoryWatch
 from vibemq.broker.disk import Reserve
@@ -36,6 +36,7 @@ from vibemq.server.context import DEPOSED, Context, Run, World
 from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.opening import open_bucket
 from vibemq.server.processes import OUR_SIGNALS, Process
+from vibemq.server.rolling import RollingRestart
 from vibemq.storage.metadata import Metadata
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ class Supervisor:
         self.stop_began_s = 0.0
         self.announced = False
         self.without_workers = False  # stopping, and only the admin process is left
-        self.failed = False
+        self.failed = self.deposed = False
+        self.epoch = 0  # in the object store: for the first archiver, who takes another one on each later start
         self.addresses: dict[str, str] = {}
         self.certificates: Certificates | None = None
         self.certificates_said_s = 0.0
@@ -133,7 +135,7 @@ class Supervisor:
             self.certificates_said_s = time.monotonic()
         metadata = Metadata(datadir.metadata_path(self.data_dir))
         if self.config.remote.url:
-            open_bucket(self.config)
+            self.epoch = open_bucket(self.config)
         self._ensure_superuser(metadata)
         self._refuse_strangers(metadata)
         self._bind()
@@ -297,7 +299,8 @@ class Supervisor:
         """The whole life of a process."""
         run = self.admin_run if process is self.admin else _archiver_run if process is self.archiver else self.run
         assert run is not None
-        return run(Context(**vars(self.world), index=process.index, listeners=process.listeners, ready_fd=ready_fd))
+        own: dict[str, Any] = {"listeners": process.listeners, "ready_fd": ready_fd, "epoch": self.epoch}
+        return run(Context(**vars(self.world), index=process.index, **own))
 
     def _in_child(self, process: Process) -> None:
         """In a new process: let go of what is the supervisor's, and others'.  The lock stays held."""
@@ -343,6 +346,8 @@ class Supervisor:
         gc.freeze()  # what exists now is shared with the workers: collecting it would copy its pages
         for process in self.processes:
             process.start()
+        self.epoch = 0
+        self.rolling = RollingRestart(self.conditions, self.workers, self.config.server.shutdown_timeout_s)
         self.hangs = HangWatch(self.beats, self.config.server.worker_hang_s, time.monotonic())
         while self.stop_deadline_s is None or any(process.alive for process in self.processes):
             for key, _ in self.selector.select(self._timeout_s()):
@@ -351,6 +356,8 @@ class Supervisor:
             say_due()
         say_rest()
         log.info("stopped")
+        if self.deposed:
+            return DEPOSED
         return 1 if self.killed or self.failed else 0
 
     def _timeout_s(self) -> float:
@@ -358,6 +365,7 @@ class Supervisor:
             self.stop_deadline_s if self.stop_deadline_s is not None else self.housekeeper.due,
             self.memory.due,
             self.hangs.due if self.stop_deadline_s is None else None,
+            self.rolling.due if self.stop_deadline_s is None else None,
             *(process.restart_at_s for process in self.processes),
         ]
         return max(0.0, min(due for due in times if due is not None) - time.monotonic())
@@ -380,6 +388,7 @@ class Supervisor:
         for process in self.processes:
             if process.restart_at_s is not None and process.restart_at_s <= now_s:
                 process.start()
+        self.rolling.look(now_s)
         if self.hangs.due is not None and now_s >= self.hangs.due:
             alive = [(worker.index, worker.pid) for worker in self.workers if worker.alive]
             if (found := self.hangs.look(now_s, alive)) is not None:
@@ -416,7 +425,13 @@ class Supervisor:
 
     def _on_deposed(self) -> None:
         """Another broker was started under this one's name: whatever is taken now could not be confirmed."""
-        self.failed = True
+        self.deposed = True
+        log.error(
+            "another broker has this one's place in %s: this one ends with exit code %d and must not be started again "
+            "as it is; end the other one, and start with an empty data directory: all that was confirmed comes back",
+            self.config.remote.url,
+            DEPOSED,
+        )
         if self.stop_deadline_s is None:
             self._stop("another broker has this one's place in the object store")
             self.stop_deadline_s = time.monotonic() + min(DEPOSED_END_S, self.config.server.shutdown_timeout_s)

@@ -239,7 +239,7 @@ async def _sections(store: Store, key: str, size: int, fail: bool) -> tuple[list
 
 async def places(store: Store, incarnation: str) -> list[Piece]:
     """The closed segments of a stream, rising."""
-    from vibemq.remote.restoring import history  # with all that a restore needs: tasks mostly do without
+    from vibemq.remote.stubs import history  # with all that a restore needs: tasks mostly do without
 
     listed = {}
     for one in await store.bucket.listed(f"streams/{incarnation}/"):

@@ -109,6 +109,21 @@ def set_drained(drained: bool) -> Callable[[Api, Call], None]:
     return change
 
 
+def restart_workers(api: Api, call: Call) -> Answer:
+    """Begin a rolling restart; ``restarts`` tells of it."""
+    if api.conditions is None:
+        raise bad_request("no broker runs")
+    api.conditions.restarts_wanted += 1
+    return Answer(202, {"number": api.conditions.restarts_wanted})
+
+
+def restarts(api: Api, call: Call) -> dict[str, int]:
+    """``done``: the number of the last rolling restart that has ended."""
+    if api.conditions is None:
+        raise bad_request("no broker runs")
+    return {"wanted": api.conditions.restarts_wanted, "done": api.conditions.restarts_done}
+
+
 def _workers(api: Api) -> Answer:
     down = len(api.workers) - len(api.workers.ask_all("status"))
     if down:

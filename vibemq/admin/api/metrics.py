@@ -17,7 +17,7 @@ from vibemq.admin.api.health import alarms_of, disk_free, is_drained, memory_of
 from vibemq.admin.api.service import Api
 from vibemq.broker.alarms import Alarm
 from vibemq.errors import VibeMQError
-from vibemq.storage.log import StoredOffsets
+from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import StreamRecord
 
 #: Of all streams together, those that lag most: a page that Prometheus takes in a second.

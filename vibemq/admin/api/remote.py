@@ -33,6 +33,7 @@ _METRICS = (
     ("write_ahead_objects", "write-ahead objects of this epoch in the object store", "write_ahead_objects"),
     ("segments", "segments in the object store", "segments"),
     ("segment_bytes", "size of the segments in the object store", "segment_bytes"),
+    ("streams_unsent", "streams that cannot be sent, 10 at most; the status says why", "streams_that_cannot_be_sent"),
     ("streams_waiting", "streams with closed segments to be sent", "streams_waiting_to_be_sent"),
     ("cache_bytes", "on this disk, of segments that were read back", "cache_bytes"),
 )
@@ -56,7 +57,8 @@ def metrics(api: Api) -> Iterator[tuple[str, str, float, dict[str, str]]]:
     for kind, count in found["requests"].items():
         yield "requests_total", "requests to the object store, by kind", count, {"request": kind}
     for name, about, field in _METRICS:
-        yield name, about, found[field], {}
+        value = found[field]
+        yield name, about, len(value) if isinstance(value, dict) else value, {}
 
 
 def _asked(api: Api) -> dict[str, Any]:

@@ -73,6 +73,8 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     # ---- of our own ----
     ("PUT", "/maintenance", ADMINISTRATOR, health.set_drained(True)),
     ("DELETE", "/maintenance", ADMINISTRATOR, health.set_drained(False)),
+    ("POST", "/workers/restarts", ADMINISTRATOR, health.restart_workers),
+    ("GET", "/workers/restarts", ADMINISTRATOR, health.restarts),
     ("DELETE", "/stream/super-streams/{vhost}/{name}", MANAGEMENT, routing.delete_super_stream),
     ("GET", "/stream/groups[/{vhost}]", MANAGEMENT, connections.list_groups),
     ("GET", "/stream/transactions[/{vhost}]", MANAGEMENT, transactions.list_transactions),

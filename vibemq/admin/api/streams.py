@@ -19,7 +19,8 @@ from vibemq.broker.catalog import checked_name
 from vibemq.broker.options import CHANGEABLE, DeliveryMode, Overflow, altered, options_of, stored_options
 from vibemq.errors import StorageError, StreamExists, StreamNotFound
 from vibemq.storage.apply import REFERENCE as TRANSACTIONS
-from vibemq.storage.log import Log, StoredOffsets
+from vibemq.storage.log import Log
+from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import ExchangeRecord, StreamRecord
 
 STREAM_TYPE = "stream"

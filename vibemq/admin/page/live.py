@@ -21,7 +21,7 @@ from vibemq.admin.api.health import is_drained, memory_of
 from vibemq.admin.api.service import Api
 from vibemq.admin.page.sampler import RATES, Sample, Sampler, Seen
 from vibemq.errors import StorageError
-from vibemq.storage.log import StoredOffsets
+from vibemq.storage.offsets import StoredOffsets
 
 BUSIEST_SHOWN = 8  # streams and queues on the overview
 PAGE_ROWS, ROWS_MAX = 50, 500  # of one page of a list

@@ -10,7 +10,7 @@ from vibemq.broker.parts import Broker, Door
 from vibemq.config import Config
 from vibemq.errors import StorageError, StreamNotFound
 from vibemq.protocols.streams.session import StreamsSession
-from vibemq.storage.log import OffsetFiles
+from vibemq.storage.offsets import OffsetFiles
 
 PRODUCT = "RabbitMQ"  # tools check it; `information` says who this is
 

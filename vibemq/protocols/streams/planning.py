@@ -25,7 +25,7 @@ from vibemq.protocols.streams.spec import SPANS_COUNT_MAX, Code
 from vibemq.protocols.streams.streams import partitions
 from vibemq.storage import identity
 from vibemq.storage.cuts import FILTER_VALUES_MAX, look, matches
-from vibemq.storage.log import StoredOffsets
+from vibemq.storage.offsets import StoredOffsets
 
 if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession

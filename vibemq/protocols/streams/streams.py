@@ -22,7 +22,7 @@ from vibemq.protocols.streams.codec import MalformedFrame
 from vibemq.protocols.streams.handshake import advertised
 from vibemq.protocols.streams.replies import Later, Outcome, Refused, code_of, is_ours, need, offset_value, readable
 from vibemq.protocols.streams.spec import Code, OffsetType
-from vibemq.storage.log import StoredOffsets
+from vibemq.storage.offsets import StoredOffsets
 
 if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backups of a data directory, made while a broker serves from it and is published to, and what is restored of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from running import ENVIRONMENT, broker, written
+
+import vibemq.client
+from vibemq.client.streams import StreamsConnection
+
+BATCH = 100
+BEFORE = 40  # batches, of which several segments are made
+EVENTS_MAX = 20_000
+SMALL = ("--set", "store.segment_size_bytes=200000")
+BODY = b" " * 100
+CLIENT = "vibemq://guest:guest@{0.host}:{0.native_port}"
+
+
+def vibemq_command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "vibemq.cli", *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
+    )
+
+
+def numbers(connection: StreamsConnection, first: int = 0) -> list[int]:
+    return [int(body) for chunk in connection.read_chunks("events", first) for _, body in chunk.messages()]
+
+
+def published(publisher, first: int) -> None:
+    publisher.publish([b"%d" % number + BODY for number in range(first, first + BATCH)])
+    publisher.flush()
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("streams/*/*.segment"), key=lambda path: (path.parent, path.name))
+
+
+def connect(running) -> StreamsConnection:
+    return StreamsConnection.connect(running.host, running.port)
+
+
+class Load(threading.Thread):
+    """Goes on with a stream, batch after batch."""
+
+    def __init__(self, connection: StreamsConnection) -> None:
+        super().__init__(daemon=True)
+        self.publisher, self.sure, self.over = connection.publisher("events", "load"), 0, threading.Event()
+
+    def run(self) -> None:
+        while not self.over.is_set() and self.sure < EVENTS_MAX:
+            published(self.publisher, self.sure)
+            self.sure += BATCH
+
+
+def settled(client: vibemq.client.Client, last: int) -> None:
+    with client.consume("tasks", prefetch=1) as messages:
+        for message in messages:
+            message.ack()
+            if message.payload == last:
+                return
+
+
+@pytest.fixture(scope="module", params=["linked", "copied"])
+def backup(request, tmp_path_factory) -> tuple[Path, int]:
+    """Made under load: where it is, and how many events were confirmed before it was begun."""
+    folder = tmp_path_factory.mktemp(request.param)
+    words = ["--copy"] if request.param == "copied" else []
+    with broker(folder / "data", *SMALL) as running, connect(running) as connection:
+        assert vibemq_command("ctl", "add_user", "carol", "secret", "--data-dir", str(folder / "data")).returncode == 0
+        connection.create("events")
+        load = Load(connection)
+        for _ in range(BEFORE):
+            published(load.publisher, load.sure)
+            load.sure += BATCH
+        connection.store_offset("reader", "events", 77)
+        connection.query_offset("reader", "events")  # which waits for the store, that is not answered
+        with vibemq.client.connect(CLIENT.format(running)) as client:
+            for number in range(20):
+                client.publish("tasks", number)
+            settled(client, 9)
+        load.start()
+        sure = load.sure
+        made = vibemq_command("backup", str(folder / "backup"), "--data-dir", str(folder / "data"), *words)
+        assert made.returncode == 0, made.stderr
+        load.over.set()
+        load.join()
+        assert numbers(connection) == list(range(load.sure)), "the broker went on"
+    return folder / "backup", sure
+
+
+def test_what_was_confirmed_before_is_there_and_the_rest_up_to_one_moment(backup, tmp_path):
+    source, sure = backup
+    before = contents(source)
+    back = vibemq_command("restore", str(source), "--data-dir", str(tmp_path / "data"))
+    assert back.returncode == 0 and "goes on from there" in back.stdout, back.stderr
+    with broker(tmp_path / "data", *SMALL) as running:
+        with connect(running) as connection:
+            there = numbers(connection)
+            assert there == list(range(len(there))) and len(there) >= sure
+            assert connection.query_offset("reader", "events") == 77
+            assert connection.query_publisher_sequence("load", "events") == len(there)
+            published(connection.publisher("events", "load"), len(there))
+            assert numbers(connection, len(there)) == list(range(len(there), len(there) + BATCH))
+        with vibemq.client.connect(CLIENT.format(running)) as client, client.consume("tasks") as messages:
+            left = [next(messages).payload for _ in range(10)]
+        assert "carol" in vibemq_command("ctl", "list_users", "--data-dir", str(tmp_path / "data")).stdout
+    assert contents(source) == before, "whoever goes on from a backup leaves it as it is"
+    assert left == list(range(10, 20))
+
+
+def test_closed_segments_are_linked_unless_all_is_to_be_copied(backup, request):
+    source, _ = backup
+    of_data = {path.stat().st_ino for path in segments(source.parent / "data")}
+    linked = [path for path in segments(source) if path.stat().st_ino in of_data]
+    assert len(segments(source)) > 3
+    assert bool(linked) is (request.node.callspec.params["backup"] == "linked")
+    assert segments(source)[-1] not in linked, "one that is written to is a copy"
+
+
+def test_a_backup_is_private_and_no_broker_serves_from_it(backup, capfd):
+    source, _ = backup
+    assert all(path.stat().st_mode & 0o077 == 0 for path in [source, *source.rglob("*")])
+    with pytest.raises(AssertionError, match="no ready line"), broker(source):
+        pass
+    assert "is a backup, which stays as it is" in written(capfd)
+
+
+def test_damage_is_named_and_restored_only_where_that_is_asked_for(backup, tmp_path):
+    source, _ = backup
+    copied = tmp_path / "backup"
+    assert subprocess.run(["cp", "-r", str(source), str(copied)]).returncode == 0
+    victim = [path for path in segments(copied) if path.stat().st_size > 100_000][1]
+    with open(victim, "r+b") as file:
+        file.seek(50_000)
+        file.write(b"damaged")
+    words = ("restore", str(copied), "--data-dir", str(tmp_path / "data"))
+    refused = vibemq_command(*words)
+    assert refused.returncode == 1 and victim.name in refused.stderr and "--damaged" in refused.stderr
+    assert not (tmp_path / "data").exists()
+    assert vibemq_command(*words, "--damaged").returncode == 0
+    with broker(tmp_path / "data", *SMALL) as running, connect(running) as connection:
+        behind = int(victim.name[:20]) + 2000
+        assert numbers(connection, behind)[0] <= behind
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (None, "is no backup"),
+        ({"format": 2, "version": "9.0"}, "restore it with VibeMQ 9.0 or newer"),
+        ({"format": 1}, "cannot be read"),
+    ],
+)
+def test_what_is_no_backup_or_a_newer_ones_is_refused(tmp_path, made, said):
+    source = tmp_path / "source"
+    source.mkdir()
+    if made is not None:
+        (source / "backup.json").write_text(json.dumps(made))
+    refused = vibemq_command("restore", str(source), "--data-dir", str(tmp_path / "data"))
+    assert refused.returncode == 1 and said in refused.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_nothing_is_written_over(backup, tmp_path):
+    source, _ = backup
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("kept")
+    data = str(source.parent / "data")
+    for words in (
+        ("restore", str(source), "--data-dir", str(tmp_path / "full")),
+        ("backup", str(tmp_path / "full"), "--data-dir", data),
+        ("backup", f"{data}/inside", "--data-dir", data),
+    ):
+        refused = vibemq_command(*words)
+        assert refused.returncode == 1 and ("is not empty" in refused.stderr or "lies in" in refused.stderr)
+    assert os.listdir(tmp_path / "full") == ["mine"] and not os.path.exists(f"{data}/inside")
