@@ -127,6 +127,7 @@ def test_a_queue_is_made_altered_purged_and_deleted(page, served, calls):
     log_in(page, served, to="streams")
     page.click("button", "New")
     page.fill("dialog input[name=name]", "jobs-here")
+    assert not page.run("document.querySelector('dialog input[name=max_messages]').checkVisibility()")
     page.choose("dialog select[name=kind]", "queue")
     page.fill("dialog input[name=max_messages]", "500")
     page.click("dialog button.main")

@@ -130,14 +130,14 @@ function create(vhosts) {
       ]),
       h(
         "fieldset",
-        {},
+        { class: "of-stream" },
         h("legend", {}, "Of a stream"),
         field("Keep at most, in bytes", "max-length-bytes", { inputmode: "numeric", pattern: "[0-9]*" }),
         field("Keep for at most", "max-age", { placeholder: "7D, 12h, 30m" }),
       ),
       h(
         "fieldset",
-        {},
+        { class: "of-queue" },
         h("legend", {}, "Of a queue"),
         choice("Delivery", "mode", MODES, "0"),
         field("Messages that may wait", "max_messages", {
