@@ -11,20 +11,23 @@ ratio in one run; their CPU is that of all their processes, the archiver's with 
 from __future__ import annotations
 
 import asyncio
+import shutil
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from benchmarks.figures import show
 from benchmarks.servers import VibeMQ
-from vibemq.bench.run import run
+from vibemq.bench.run import run, tree_cpu_s
 from vibemq.bench.streams import StreamsLoad as Load
 from vibemq.client.streams import StreamsConnection
 from vibemq.config import Remote
@@ -32,6 +35,7 @@ from vibemq.remote.asking import ask
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.objects import Kind
 from vibemq.remote.stubs import places_of_all
+from vibemq.storage.tail import crc32
 
 ROOT = Path(__file__).resolve().parent.parent
 MESSAGES = 8_000_000
@@ -39,7 +43,11 @@ WINDOW = 4_000_000  # unconfirmed: a confirm takes an interval, and the publishe
 UNCONFIRMED = ("--set", "streams.unconfirmed_max=5000000")
 SEGMENT_BYTES = 100_000_000
 COLD_MESSAGES = 16_000_000
+CACHE_BYTES = 64 << 20  # of what was read back: the least there is, so that it is read back again
+SEGMENTS_OF_50_GB = 100  # a segment has 500 MB by default; what a restore reads hangs on their number
+PUBLISHERS = 200  # of a connection, whose number is a byte
 LATENCY_RATE = 20_000
+LATENCY_S = 10
 
 
 def broker(folder: Path, *options: str) -> VibeMQ:
@@ -51,8 +59,8 @@ def remote(bucket: Path, *more: str) -> tuple[str, ...]:
     return (f"remote.url=file://{bucket}", "store.durability=remote", *more)
 
 
-def publish(server: VibeMQ, messages: int, **more: Any) -> Any:
-    load = Load(port=server.streams_port, stream="load", messages=messages, mode="pub", window=WINDOW, timeout_s=300,
+def publish(server: VibeMQ, messages: int, stream: str = "load", **more: Any) -> Any:
+    load = Load(port=server.streams_port, stream=stream, messages=messages, mode="pub", window=WINDOW, timeout_s=300,
                 broker_pid=server.pid, **more)  # fmt: skip
     return run(load)
 
@@ -74,8 +82,8 @@ def alternate(rounds: int, works: dict[str, Callable[[], dict[str, float]]]) -> 
 
 def compared(found: dict[str, dict[str, list[float]]], what: str, over: str, under: str) -> dict[str, Any]:
     """The ratio of medians, and the spread of each."""
-    middle = {name: statistics.median(values[what]) for name, values in found.items()}
-    spread = {name: [min(values[what]), middle[name], max(values[what])] for name, values in found.items()}
+    middle = {name: statistics.median(values[what]) for name, values in found.items() if what in values}
+    spread = {name: [min(found[name][what]), middle[name], max(found[name][what])] for name in middle}
     # None: a run too small for the clock of CPU time.
     ratio = round(middle[over] / middle[under], 3) if middle[under] else None
     return {"ratio": ratio, what: spread}
@@ -184,57 +192,140 @@ def tier(folder: Path, rounds: int, messages: int) -> dict[str, Any]:
         return compared(alternate(rounds, works), "msg_s", "up", "not")
 
 
-def cold(folder: Path, rounds: int, messages: int) -> dict[str, Any]:
-    """A stream client reads what lies in the store alone, beside obstore's own reading of the same; a restore."""
-    bucket = folder / "cold-bucket"
-    options = (*remote(bucket), f"store.segment_size_bytes={SEGMENT_BYTES}", "remote.segment_age_s=10",
-               "remote.cache_size_max_bytes=67108864")  # fmt: skip
-    server = broker(folder / "cold", *options)
-    server.start()
-    publish(server, messages, keep=True)
-    status = {}
-    for _ in range(600):  # until all closed segments are there
-        status = ask(str(server.folder / "data"), "status")["status"]
-        if status["segments"] >= messages * 104 // SEGMENT_BYTES - 1 and not status["streams_waiting_to_be_sent"]:
-            break
-        time.sleep(0.1)
-    server.stop()
-    places = asyncio.run(_places(bucket))
-    stored = sum(size for of_one in places.values() for size in of_one.values())
-    server = broker(folder / "cold-restored", *options)
-    began = time.monotonic()
-    server.start()
-    with ExitStack() as stack:
-        stack.callback(server.stop)
-        with StreamsConnection.connect("127.0.0.1", server.streams_port) as connection:
+class Store(NamedTuple):
+    """Where a broker's objects are: its options and environment, and the same for our own hands."""
+
+    options: tuple[str, ...]
+    environment: dict[str, str]
+    config: Remote
+
+
+def in_folder(bucket: Path) -> Store:
+    return Store((f"remote.url=file://{bucket}",), {}, Remote(url=f"file://{bucket}"))
+
+
+@contextmanager
+def in_s3() -> Iterator[Store]:
+    """moto or, where VIBEMQ_S3 says so, versitygw; it has its part of the same two cores."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from peers.s3 import S3Server
+
+    with S3Server() as server:
+        store = server.below("cold")
+        options = (f"remote.url={store.url}", f"remote.options={store.options}")
+        yield Store(options, store.environ, store.remote())
+
+
+class Stored:
+    """A stream "load" of which all but the end lies in a store alone: a broker that was restored from there."""
+
+    def __init__(self, folder: Path, store: Store, messages: int) -> None:
+        self.store = store
+        options = (*store.options, "store.durability=remote", f"store.segment_size_bytes={SEGMENT_BYTES}",
+                   "remote.segment_age_s=10", f"remote.cache_size_max_bytes={CACHE_BYTES}")  # fmt: skip
+        server = broker(folder / "first", *options)
+        server.environment = store.environment
+        server.start()
+        publish(server, messages, keep=True)
+        for _ in range(1200):  # until all closed segments are there
+            status = ask(str(server.folder / "data"), "status")["status"]
+            if status["segments"] >= messages * 104 // SEGMENT_BYTES - 1 and not status["streams_waiting_to_be_sent"]:
+                break
+            time.sleep(0.1)
+        server.stop()
+        shutil.rmtree(folder / "first")
+        self.places = asyncio.run(_places(store.config))
+        self.next = max(place.next for of_one in self.places.values() for place in of_one)
+        self.server = broker(folder / "restored", *options)
+        self.server.environment = store.environment
+
+    def start(self) -> float:
+        """Seconds to the first message."""
+        began = time.monotonic()
+        self.server.start()
+        with StreamsConnection.connect("127.0.0.1", self.server.streams_port) as connection:
             first = next(iter(connection.read_chunks("load", 0)))
-        restored_s = time.monotonic() - began
         assert first.chunk_id == 0
+        return time.monotonic() - began
+
+
+def cold(folder: Path, rounds: int, messages: int, store: Store) -> dict[str, Any]:
+    """A stream client reads what lies in the store alone, beside obstore's own reading of the same; a restore.
+
+    Of a folder the same bytes go through a bare socket, too, which is as much as any server could do here.
+    """
+    stored = Stored(folder, store, messages)
+    with ExitStack() as stack:
+        stack.callback(stored.server.stop)
+        restored_s = stored.start()
 
         def read() -> dict[str, float]:
-            with StreamsConnection.connect("127.0.0.1", server.streams_port) as connection:
-                began, got = time.monotonic(), 0
-                last = max(place.next for of_one in places.values() for place in of_one)
-                for chunk in connection.read_chunks("load", 0, last):
+            with StreamsConnection.connect("127.0.0.1", stored.server.streams_port) as connection:
+                began, cpu, got = time.monotonic(), _cpu_s(stored.server.pid), 0
+                for chunk in connection.read_chunks("load", 0, stored.next):
                     got += len(chunk.data)
-                return {"bytes_s": got / (time.monotonic() - began)}
+                took_s, cpu = time.monotonic() - began, _cpu_s(stored.server.pid) - cpu
+                return {"bytes_s": got / took_s, "cpu_ns_byte": cpu * 1e9 / got}
 
         def own() -> dict[str, float]:
-            began = time.monotonic()
-            got = asyncio.run(_read_all(bucket, places))
-            return {"bytes_s": got / (time.monotonic() - began)}
+            began, cpu = time.monotonic(), _cpu_s(0)
+            got = asyncio.run(_read_all(store.config, stored.places))
+            return {"bytes_s": got / (time.monotonic() - began), "cpu_ns_byte": (_cpu_s(0) - cpu) * 1e9 / got}
 
-        found = alternate(rounds, {"client": read, "obstore": own})
-    return {"stored_bytes": stored, "restore_to_first_message_s": round(restored_s, 2),
+        works = {"client": read, "obstore": own}
+        if store.config.url.startswith("file://"):
+            files = [f"{store.config.url[7:]}/{place.key()}" for of_one in stored.places.values() for place in of_one]
+            works["socket"] = lambda: _through_a_socket(files)
+        found = alternate(rounds, works)
+    over_socket = compared(found, "bytes_s", "client", "socket")["ratio"] if "socket" in found else None
+    return {"stored_bytes": sum(size for of_one in stored.places.values() for size in of_one.values()),
+            "restore_to_first_message_s": round(restored_s, 2), "client_over_socket": over_socket,
+            "cpu": compared(found, "cpu_ns_byte", "client", "obstore"),
             **compared(found, "bytes_s", "client", "obstore")}  # fmt: skip
 
 
-async def _places(bucket: Path) -> Any:
-    return await places_of_all(Bucket(Remote(url=f"file://{bucket}")))
+SENDER = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
+    room = memoryview(bytearray(1 << 18))
+    for path in sys.argv[2:]:
+        with open(path, "rb", buffering=0) as file:
+            while size := file.readinto(room):
+                connection.sendall(room[:size])
+"""
 
 
-async def _read_all(bucket: Path, places: Any) -> int:
-    opened = Bucket(Remote(url=f"file://{bucket}"))
+def _through_a_socket(files: list[str]) -> dict[str, float]:
+    """Read by one process, received by another, which looks at the bytes as a client's CRC does."""
+    room, got = memoryview(bytearray(1 << 18)), 0
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-c", SENDER, str(listener.getsockname()[1]), *files]
+        with subprocess.Popen(command) as sender, listener.accept()[0] as connection:
+            began = time.monotonic()
+            while size := connection.recv_into(room):
+                crc32(room[:size])
+                got += size
+            took_s = time.monotonic() - began
+        assert sender.returncode == 0
+    return {"bytes_s": got / took_s}
+
+
+def cold_s3(folder: Path, rounds: int, messages: int) -> dict[str, Any]:
+    with in_s3() as store:
+        return cold(folder, rounds, messages, store)
+
+
+def _cpu_s(broker_pid: int) -> float:
+    """Of this process, which is the client, and of a server's."""
+    return (tree_cpu_s(broker_pid) if broker_pid else 0.0) + time.process_time()
+
+
+async def _places(config: Remote) -> Any:
+    return await places_of_all(Bucket(config))
+
+
+async def _read_all(config: Remote, places: Any) -> int:
+    opened = Bucket(config)
     got = 0
     for of_one in places.values():
         for place in sorted(of_one):
@@ -243,33 +334,100 @@ async def _read_all(bucket: Path, places: Any) -> int:
     return got
 
 
-def restore(folder: Path, streams: int) -> dict[str, Any]:
-    """From an empty directory to the first message, with many streams."""
+READER = """
+import sys, time
+from vibemq.client.streams import StreamsConnection
+port, stream, end = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+print("ready", flush=True)
+while True:
+    with StreamsConnection.connect("127.0.0.1", port) as connection:
+        print(sum(len(chunk.data) for chunk in connection.read_chunks(stream, 0, end)), flush=True)
+"""
+
+
+def beside(folder: Path, rounds: int, messages: int) -> dict[str, Any]:
+    """Latency from publisher to consumer: alone, beside a reader of cold data, and of the same data that is here.
+
+    The third says how much of it any reader at full speed costs, who has a core of two for himself.
+    """
+    stored = Stored(folder, in_folder(folder / "bucket"), messages)
+    with ExitStack() as stack:
+        stack.callback(stored.server.stop)
+        stored.start()
+        port = stored.server.streams_port
+        publish(stored.server, messages, keep=True, stream="here")
+        read = dict.fromkeys(("cold", "here"), 0)
+
+        def latency(stream: str) -> dict[str, float]:
+            with reading(stream) if stream else nullcontext():
+                result = run(Load(port=port, stream="hot", messages=LATENCY_RATE * LATENCY_S, mode="lat",
+                                  rate=LATENCY_RATE, batch=10, timeout_s=300))  # fmt: skip
+            return {"p99_ms": result.latencies.percentile_us(99.0) / 1000}
+
+        @contextmanager
+        def reading(stream: str) -> Iterator[None]:
+            command = [sys.executable, "-c", READER, str(port), stream, str(stored.next)]
+            reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            assert reader.stdout is not None and reader.stdout.readline() == "ready\n"
+            try:
+                yield
+                assert reader.poll() is None, f"the reader of {stream} ended with {reader.returncode}"
+            finally:
+                reader.kill()
+                read["cold" if stream == "load" else "here"] += sum(map(int, reader.stdout))
+                reader.wait()
+
+        works = {"alone": lambda: latency(""), "cold": lambda: latency("load"), "here": lambda: latency("here")}
+        found = alternate(rounds, works)
+    return {"read_bytes": read, "here_over_alone": compared(found, "p99_ms", "here", "alone")["ratio"],
+            "cold_over_here": compared(found, "p99_ms", "cold", "here")["ratio"],
+            **compared(found, "p99_ms", "cold", "alone")}  # fmt: skip
+
+
+def restore(folder: Path, streams: int, messages: int) -> dict[str, Any]:
+    """From an empty directory to the first message: many streams, and one with as many segments as 50 GB have."""
     bucket = folder / "many-bucket"
-    server = broker(folder / "many", *remote(bucket))
+    options = remote(bucket, f"store.segment_size_bytes={messages * 104 // SEGMENTS_OF_50_GB}")
+    server = broker(folder / "many", *options)
     server.start()
-    with StreamsConnection.connect("127.0.0.1", server.streams_port) as connection:
-        for number in range(streams):
-            connection.create(f"stream-{number}")
-            publisher = connection.publisher(f"stream-{number}")
-            publisher.publish([b"x" * 100] * 100)
-            publisher.flush()
-            publisher.close()
-    server.stop()
-    server = broker(folder / "many-restored", *remote(bucket))
+    with ExitStack() as stack:
+        stack.callback(server.stop)
+        publish(server, messages, keep=True)
+        with StreamsConnection.connect("127.0.0.1", server.streams_port) as connection:
+            began = time.monotonic()
+            for number in range(streams):
+                connection.create(f"stream-{number}")
+            created_s = time.monotonic() - began
+            for at in range(0, streams, PUBLISHERS):
+                # All wait for the same write-ahead object.
+                some = range(at, min(at + PUBLISHERS, streams))
+                publishers = [connection.publisher(f"stream-{number}") for number in some]
+                for publisher in publishers:
+                    publisher.publish([b"x" * 100] * 100)
+                for publisher in publishers:
+                    publisher.flush()
+                    publisher.close()
+    places = asyncio.run(_places(Remote(url=f"file://{bucket}")))
+    shutil.rmtree(folder / "many")
+    server = broker(folder / "many-restored", *options)
     began = time.monotonic()
     server.start()
     with ExitStack() as stack:
         stack.callback(server.stop)
         with StreamsConnection.connect("127.0.0.1", server.streams_port) as connection:
-            assert sum(chunk.records for chunk in connection.read_chunks(f"stream-{streams - 1}", 0)) == 100
-        return {"streams": streams, "to_first_message_s": round(time.monotonic() - began, 2)}
+            assert next(iter(connection.read_chunks("load", 0))).chunk_id == 0
+            first_s = time.monotonic() - began
+            for number in range(streams):
+                assert sum(chunk.records for chunk in connection.read_chunks(f"stream-{number}", 0)) == 100
+    return {"streams": streams, "segments": sum(map(len, places.values())),
+            "bucket_bytes": sum(file.stat().st_size for file in bucket.rglob("*") if file.is_file()),
+            "to_create_s": round(created_s, 2), "to_first_message_s": round(first_s, 2)}  # fmt: skip
 
 
 @click.command(name="remote")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--scale", default=1.0, show_default=True, help="Of the messages of a run.")
-@click.option("--only", multiple=True, help="Of: durabilities, requests, slow, tier, cold, restore.")
+@click.option("--only", multiple=True, help="Of: durabilities, requests, slow, tier, cold, cold-s3, beside, restore.")
 @click.option("--output", type=click.Path(path_type=Path))
 def remote_command(rounds: int, scale: float, only: tuple[str, ...], output: Path | None) -> None:
     """Durability `remote`, the second tier, and a restore."""
@@ -278,8 +436,10 @@ def remote_command(rounds: int, scale: float, only: tuple[str, ...], output: Pat
         "requests": lambda folder: requests(folder, 0),
         "slow": lambda folder: slow_store(folder, rounds, round(MESSAGES * scale / 8)),
         "tier": lambda folder: tier(folder, rounds, round(MESSAGES * scale)),
-        "cold": lambda folder: cold(folder, rounds, round(COLD_MESSAGES * scale)),
-        "restore": lambda folder: restore(folder, round(1000 * scale)),
+        "cold": lambda folder: cold(folder, rounds, round(COLD_MESSAGES * scale), in_folder(folder / "bucket")),
+        "cold-s3": lambda folder: cold_s3(folder, rounds, round(COLD_MESSAGES * scale)),
+        "beside": lambda folder: beside(folder, rounds, round(COLD_MESSAGES * scale)),
+        "restore": lambda folder: restore(folder, round(1000 * scale), round(COLD_MESSAGES * scale)),
     }
     report = {}
     for name in only or works:

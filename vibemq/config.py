@@ -92,6 +92,7 @@ class Native(Struct, frozen=True, kw_only=True):
 
     enabled: bool = True
     port: Port = 2925
+    tls_port: Port = 2935  # listened on where [tls] names a certificate
     layout: Literal["auto", "dotnet", "text"] = "auto"
     # .NET clients read no larger frame, whatever the broker allows.
     frame_max_bytes: Annotated[int, Meta(ge=1024, le=67_108_864)] = 1_048_576
@@ -221,13 +222,23 @@ class Transactions(Struct, frozen=True, kw_only=True):
 
 
 class Tls(Struct, frozen=True, kw_only=True):
-    """What the doors' TLS ports show, and whose certificates they take."""
+    """What the TLS ports show, and whose certificates they take."""
 
     certificate: Annotated[str, Meta(max_length=2048)] = ""  # "": no TLS port is open
     key: Annotated[str, Meta(max_length=2048)] = ""  # "": in the certificate's file
     client_ca: Annotated[str, Meta(max_length=2048)] = ""
     client_crl: Annotated[str, Meta(max_length=2048)] = ""  # lists in client_ca count as well
     verify: Literal["none", "optional", "required"] = "none"
+
+
+class Audit(Struct, frozen=True, kw_only=True):
+    """Who changed what."""
+
+    to: Literal["file", "log", "none"] = "file"
+    file: Annotated[str, Meta(max_length=2048)] = ""  # "": audit.log in the data directory
+    # Some 300 bytes an event: about a million of them by these defaults.
+    size_max_bytes: Annotated[int, Meta(ge=65_536, le=1_000_000_000_000)] = 33_554_432
+    files_max: Annotated[int, Meta(ge=1, le=1000)] = 10
 
 
 class Guest(Struct, frozen=True, kw_only=True):
@@ -243,6 +254,7 @@ class Admin(Struct, frozen=True, kw_only=True):
     # Passwords come in the clear, so other machines are let in only when somebody says so.
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
     port: Port = 2926
+    tls_port: Port = 2936  # listened on where [tls] names a certificate
 
 
 class Config(Struct, frozen=True, kw_only=True):
@@ -258,6 +270,7 @@ class Config(Struct, frozen=True, kw_only=True):
     remote: Remote = Remote()
     transactions: Transactions = Transactions()
     tls: Tls = Tls()
+    audit: Audit = Audit()
     guest: Guest = Guest()
     admin: Admin = Admin()
 
@@ -290,6 +303,7 @@ SECTIONS: dict[str, type[Struct]] = {
     "remote": Remote,
     "transactions": Transactions,
     "tls": Tls,
+    "audit": Audit,
     "guest": Guest,
     "admin": Admin,
 }

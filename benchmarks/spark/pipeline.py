@@ -26,12 +26,12 @@ import click
 from benchmarks import report
 from benchmarks.compare import installed
 from benchmarks.servers import VibeMQ
-from benchmarks.spark import latency, table, works
+from benchmarks.spark import fields, latency, table, works
 from benchmarks.spark.bed import Bed
 from benchmarks.spark.kafka import Kafka, jars
 from vibemq.errors import VibeMQError
 
-WORKS = ("scan", "drain", "sink", "latency")
+WORKS = ("scan", "drain", "sink", fields.WORK, "latency")
 PEERS = ("parquet", "kafka", "bucket")
 CASES = {"scan": works.scans, "drain": works.drains, "sink": works.sinks}
 ROWS_DEFAULT = 10_000_000
@@ -76,12 +76,16 @@ class Pipeline:
         if self.attempt(f"{size} B, the rows", lambda: self.bed.fill(size, rows)):
             for work in wanted:
                 if work in CASES:
-                    self.attempt(f"{work}, {size} B", lambda work=work: self.rates(work, size))
+                    cases = CASES[work](self.bed, size)
+                    self.attempt(f"{work}, {size} B", lambda work=work, cases=cases: self.rates(work, size, cases))
         self.attempt(f"{size} B, clearing", lambda: self.bed.drop(size))
 
-    def rates(self, work: str, size: int) -> None:
+    def json(self, rows: int) -> None:
+        self.rates(fields.WORK, fields.SIZE_BYTES, fields.cases(self.bed, fields.publish(self.bed, rows)))
+
+    def rates(self, work: str, size: int, cases: Iterable[works.Case]) -> None:
         ways = []
-        for case in CASES[work](self.bed, size):
+        for case in cases:
             tell(f"{work}, {size} B: checking {case.name}")
 
             if self.attempt(f"{work}, {size} B, {case.name}", lambda case=case: works.verify(case)):
@@ -159,8 +163,10 @@ def spark(
     with ExitStack() as stack:
         data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vibemq-bench-", dir=folder)))
         pipeline = Pipeline(bed(stack, data, peers), rounds)
-        for size in sizes_bytes:
+        for size in sizes_bytes if CASES.keys() & set(wanted) else ():
             pipeline.size(size, rows if size < LARGE_BYTES else rows // 5, wanted)
+        if fields.WORK in wanted:
+            pipeline.attempt(fields.WORK, lambda: pipeline.json(rows // 5))
         if "latency" in wanted:
             pipeline.attempt("latency", lambda: pipeline.latency(latency_s))
         show(pipeline, output)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.report import cell, table
-from benchmarks.spark import latency
+from benchmarks.spark import fields, latency
 from benchmarks.spark.works import BUCKET, KAFKA, LOCAL, ONE_TASK, OURS, PARQUET, TWO_TASKS
 
 Wanted = tuple[float | None, float | None]  # what is needed, and more than that
-TITLES = {"scan": "batch scan", "drain": "drain by micro-batches", "sink": "sink"}
+TITLES = {"scan": "batch scan", "drain": "drain by micro-batches", "sink": "sink", fields.WORK: "JSON to columns"}
 RATES = {
     "M rows/s": ("rows_s", 1e6),
     "MB/s": ("mb_s", 1),
@@ -45,6 +45,12 @@ GOALS = (
     Goal("its batches alone / scan of Parquet", ("drain", LOCAL), ("scan", PARQUET), figure="batches_rows_s"),
     Goal("drain over TCP / Kafka's connector", ("drain", OURS), ("drain", KAFKA)),
     Goal("sink, exactly once / Parquet", ("sink", OURS), ("sink", PARQUET), {100: (0.5, 1.0)}),
+    Goal(
+        "JSON to columns by the source / by from_json",
+        (fields.WORK, fields.SOURCE),
+        (fields.WORK, fields.FUNCTION),
+        {fields.SIZE_BYTES: (1.0, None)},
+    ),
     Goal("sink, exactly once / Kafka's, at least once", ("sink", OURS), ("sink", KAFKA), {100: (2, 4)}),
 )
 

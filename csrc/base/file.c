@@ -179,6 +179,12 @@ err file_truncate(int fd, const char *path, uint64_t size, struct fault *f)
     return answer(AGAIN_WHILE_INTERRUPTED(sys->ftruncate(fd, (off_t)size)), path, size, f);
 }
 
+err file_punch(int fd, const char *path, uint64_t position, uint64_t size, struct fault *f)
+{
+    int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+    return answer(AGAIN_WHILE_INTERRUPTED(sys->fallocate(fd, mode, (off_t)position, (off_t)size)), path, position, f);
+}
+
 err file_datasync(int fd, const char *path, struct fault *f)
 {
     return answer(AGAIN_WHILE_INTERRUPTED(sys->fdatasync(fd)), path, 0, f);

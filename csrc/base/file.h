@@ -49,6 +49,8 @@ err file_write(int fd, const char *path, const void *data, size_t size, uint64_t
 /* Write all parts one behind the other.  `parts` is used up. */
 err file_writev(int fd, const char *path, struct iovec *parts, int count, uint64_t position, struct fault *f);
 err file_truncate(int fd, const char *path, uint64_t size, struct fault *f);
+/* Give back the room of these bytes, which are 0 from now on.  ERR_IO also where a file system cannot do that. */
+err file_punch(int fd, const char *path, uint64_t position, uint64_t size, struct fault *f);
 
 err file_datasync(int fd, const char *path, struct fault *f);
 /* fsync of a directory: what was created, renamed or removed in it is durable. */

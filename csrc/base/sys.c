@@ -63,6 +63,7 @@ const struct sys sys_real = {
     .fdatasync = fdatasync,
     .fsync = fsync,
     .ftruncate = ftruncate,
+    .fallocate = fallocate,
     .fstat = real_fstat,
     .flock = flock,
     .mkdir = mkdir,

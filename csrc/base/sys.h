@@ -27,6 +27,7 @@ struct sys {
     int (*fdatasync)(int fd);
     int (*fsync)(int fd);
     int (*ftruncate)(int fd, off_t size);
+    int (*fallocate)(int fd, int mode, off_t position, off_t size);
     int (*fstat)(int fd, struct stat *out);
     int (*flock)(int fd, int operation);
     int (*mkdir)(const char *path, mode_t mode);

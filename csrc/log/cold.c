@@ -3,8 +3,10 @@
  * cold: the blocks of segments that lie in the object store.
  *
  * A block has a byte of its own in the page, written after its data, so nobody ever has to change a bit beside
- * another.  A reader loads the byte before the data.  Whoever finds no mark in the file that it has open opens the file
- * anew before it asks: blocks that were evicted and fetched again are in another file of that name.
+ * another.  A reader loads the byte before the data and once more behind it: a block that was dropped meanwhile, or
+ * dropped and fetched again, has another mark, and what was copied of it counts for nothing.  Whoever finds no mark in
+ * the file that it has open opens the file anew before it asks: what was evicted and fetched again is in another file
+ * of that name.
  */
 #include "cold.h"
 
@@ -57,6 +59,8 @@ static err open_blocks(const char *directory, uint64_t segment, uint64_t bytes, 
 
 /* ---- the archiver's ---- */
 
+static uint64_t block_at(uint32_t block) { return COLD_PAGE_BYTES + (uint64_t)block * COLD_BLOCK_BYTES; }
+
 static err begin_blocks(const struct cold *c, struct fault *f)
 {
     uint8_t page[COLD_PAGE_BYTES] = {0};
@@ -71,21 +75,36 @@ err cold_open(struct cold *c, const char *directory, uint64_t segment, struct fa
     if (e) return e;
     *c = (struct cold){.fd = -1, .segment = segment, .bytes = stub.bytes};
     e = open_blocks(directory, segment, stub.bytes, O_RDWR, &c->path, &c->fd, f);
-    if (e != ERR_NOT_FOUND && e != ERR_CORRUPT && e != ERR_TRUNCATED) return e;
-    e = begin_blocks(c, f);
-    return e ? e : open_blocks(directory, segment, stub.bytes, O_RDWR, &c->path, &c->fd, f);
+    if (e == ERR_NOT_FOUND || e == ERR_CORRUPT || e == ERR_TRUNCATED) {
+        e = begin_blocks(c, f);
+        if (!e) e = open_blocks(directory, segment, stub.bytes, O_RDWR, &c->path, &c->fd, f);
+    }
+    uint8_t marks[COLD_BLOCKS_MAX];
+    if (!e) e = cold_marks(c, marks, f);
+    for (uint32_t i = 0; i < COLD_BLOCKS_MAX && !e; i++)
+        if (marks[i] > c->mark) c->mark = marks[i];
+    if (e) cold_close(c);
+    return e;
 }
 
 void cold_close(struct cold *c) { file_close(&c->fd); }
 
-err cold_put(const struct cold *c, uint32_t block, const void *data, uint64_t size, struct fault *f)
+err cold_put(struct cold *c, uint32_t block, const void *data, uint64_t size, struct fault *f)
 {
     if (block >= cold_blocks(c->bytes)) return fault_set(f, ERR_INVALID, 0, c->path.text, block, cold_blocks(c->bytes), block);
     uint64_t needed = cold_block_bytes(c->bytes, block);
     if (size != needed) return fault_set(f, ERR_INVALID, 0, c->path.text, block, needed, size);
-    uint8_t mark = 1;
-    err e = file_write(c->fd, c->path.text, data, size, COLD_PAGE_BYTES + (uint64_t)block * COLD_BLOCK_BYTES, f);
-    return e ? e : file_write(c->fd, c->path.text, &mark, 1, COLD_HEADER_BYTES + block, f);
+    c->mark = c->mark == UINT8_MAX ? 1 : c->mark + 1;
+    err e = file_write(c->fd, c->path.text, data, size, block_at(block), f);
+    return e ? e : file_write(c->fd, c->path.text, &c->mark, 1, COLD_HEADER_BYTES + block, f);
+}
+
+err cold_drop(const struct cold *c, uint32_t block, struct fault *f)
+{
+    uint8_t none = 0;
+    if (block >= cold_blocks(c->bytes)) return fault_set(f, ERR_INVALID, 0, c->path.text, block, cold_blocks(c->bytes), block);
+    err e = file_write(c->fd, c->path.text, &none, 1, COLD_HEADER_BYTES + block, f);
+    return e ? e : file_punch(c->fd, c->path.text, block_at(block), cold_block_bytes(c->bytes, block), f);
 }
 
 err cold_marks(const struct cold *c, uint8_t marks[COLD_BLOCKS_MAX], struct fault *f)
@@ -109,24 +128,42 @@ err cold_evict(const char *directory, uint64_t segment, struct fault *f)
 
 /* ---- readers' ---- */
 
-/* How many of `size` bytes from `position` on lie in blocks that are marked?  None of a file that was evicted. */
-static uint64_t marked(int fd, uint64_t bytes, uint64_t position, uint64_t size)
-{
+/* The blocks of [position, position + size), and the marks of those that are here up to the first that is not. */
+struct marked {
+    uint32_t from, count;
     uint8_t marks[COLD_BLOCKS_MAX];
+};
+
+/* None of a file that was evicted. */
+static void look(int fd, uint64_t bytes, uint64_t position, uint64_t size, struct marked *m)
+{
     size_t got;
-    uint32_t from = (uint32_t)(position / COLD_BLOCK_BYTES), block = from, to = (uint32_t)((position + size - 1) / COLD_BLOCK_BYTES);
-    if (position + size > bytes || to >= COLD_BLOCKS_MAX) return 0;
-    if (file_read(fd, NULL, marks, to - from + 1, COLD_HEADER_BYTES + from, &got, NULL)) return 0;
-    while (block <= to && block - from < got && marks[block - from]) block++;
-    uint64_t end = (uint64_t)block * COLD_BLOCK_BYTES;
-    return end <= position ? 0 : end - position < size ? end - position : size;
+    m->from = (uint32_t)(position / COLD_BLOCK_BYTES);
+    m->count = 0;
+    uint64_t to = (position + size - 1) / COLD_BLOCK_BYTES;
+    if (position + size > bytes || to >= COLD_BLOCKS_MAX) return;
+    if (file_read(fd, NULL, m->marks, (uint32_t)to - m->from + 1, COLD_HEADER_BYTES + m->from, &got, NULL)) return;
+    while (m->count < got && m->marks[m->count]) m->count++;
+}
+
+/* Are they all there still, as they were? */
+static bool stayed(int fd, const struct marked *m)
+{
+    uint8_t now[COLD_BLOCKS_MAX];
+    size_t got;
+    return file_read(fd, NULL, now, m->count, COLD_HEADER_BYTES + m->from, &got, NULL) == OK && got == m->count &&
+           memcmp(m->marks, now, got) == 0;
 }
 
 /* Copy what is marked. */
 static err take(const char *directory, uint64_t segment, uint64_t bytes, int fd, uint8_t *data, uint64_t size,
                 uint64_t position, bool nowait, uint64_t *got, struct fault *f)
 {
-    uint64_t end = *got + (fd < 0 || *got == size ? 0 : marked(fd, bytes, position + *got, size - *got));
+    struct marked m = {0};
+    uint64_t begin = *got;
+    if (fd >= 0 && *got < size) look(fd, bytes, position + *got, size - *got, &m);
+    uint64_t end = ((uint64_t)m.from + m.count) * COLD_BLOCK_BYTES;
+    end = m.count == 0 ? begin : end - position < size ? end - position : size;
     while (*got < end) {
         off_t at = (off_t)(COLD_PAGE_BYTES + position + *got);
         ssize_t n = nowait ? sys->pread_nowait(fd, data + *got, end - *got, at) : sys->pread(fd, data + *got, end - *got, at);
@@ -134,13 +171,17 @@ static err take(const char *directory, uint64_t segment, uint64_t bytes, int fd,
         if (n < 0) {
             int error = errno;
             struct file_path path = file_path_numbered(directory, segment, COLD_SUFFIX);
-            if (nowait && error == EAGAIN) return fault_set(f, ERR_NOT_CACHED, 0, path.text, position, size, *got);
+            if (nowait && error == EAGAIN) {
+                if (!stayed(fd, &m)) *got = begin;
+                return fault_set(f, ERR_NOT_CACHED, 0, path.text, position, size, *got);
+            }
             errno = error;
             return fault_from_errno(f, path.text, (uint64_t)at, end - *got, 0);
         }
         if (n == 0) break; /* evicted meanwhile */
         *got += (uint64_t)n;
     }
+    if (*got > begin && !stayed(fd, &m)) *got = begin;
     return OK;
 }
 
@@ -177,6 +218,11 @@ err cold_read(const char *directory, uint64_t segment, uint64_t bytes, int *fd, 
         if (!e) e = ask_fetch(directory, segment, position + *got, position + size, f);
         if (e) return cold_problem(directory, segment, e, f);
     }
+}
+
+err cold_tell(const char *directory, uint64_t segment, uint64_t position, struct fault *f)
+{
+    return ask_fetch(directory, segment, position, position, f);
 }
 
 err cold_index(const char *directory, uint64_t segment, uint32_t seed, bool nowait, struct fault *f)

@@ -64,6 +64,7 @@ err stub_list(const char *directory, struct stub **stubs, uint32_t *count, struc
 /* What the archiver holds of one. */
 struct cold {
     int fd;
+    uint8_t mark; /* of the block that was put last; never 0 */
     uint64_t segment, bytes;
     struct file_path path;
 };
@@ -87,8 +88,10 @@ static inline uint64_t cold_block_bytes(uint64_t bytes, uint32_t block)
 err cold_open(struct cold *c, const char *directory, uint64_t segment, struct fault *f);
 void cold_close(struct cold *c);
 /* Write a block and then mark it.  ERR_INVALID: there is no such block, or it has another size.  ERR_DISK_FULL, ERR_IO. */
-err cold_put(const struct cold *c, uint32_t block, const void *data, uint64_t size, struct fault *f);
-/* One byte for each block: is it there? */
+err cold_put(struct cold *c, uint32_t block, const void *data, uint64_t size, struct fault *f);
+/* Take away its mark, then its room.  ERR_IO: also where the file system gives back no room within a file. */
+err cold_drop(const struct cold *c, uint32_t block, struct fault *f);
+/* One byte for each block: not 0 where it is there, and another one each time that it was put. */
 err cold_marks(const struct cold *c, uint8_t marks[COLD_BLOCKS_MAX], struct fault *f);
 /* Remove all blocks of a segment.  Their room is free at once: who still has the file open finds no mark in it. */
 err cold_evict(const char *directory, uint64_t segment, struct fault *f);
@@ -102,6 +105,10 @@ err cold_evict(const char *directory, uint64_t segment, struct fault *f);
 err cold_read(const char *directory, uint64_t segment, uint64_t bytes, int *fd, void *data, uint64_t size,
               uint64_t position, bool nowait, uint64_t *got, struct fault *f);
 
+/* Say that a reader has come to `position` and reads on: what follows is fetched before it is asked for.  Does not wait
+ * for that, but for the archiver.  ERR_IO. */
+err cold_tell(const char *directory, uint64_t segment, uint64_t position, struct fault *f);
+
 /* See to it that a cold segment's index is here.  With `nowait` ERR_NOT_CACHED when it is not.  ERR_NOT_FOUND, ERR_IO. */
 err cold_index(const char *directory, uint64_t segment, uint32_t seed, bool nowait, struct fault *f);
 
@@ -114,7 +121,8 @@ err cold_bring(const char *directory, uint64_t segment, uint64_t position, uint6
 #define ASK_SOCKET "remote.sock" /* in the data directory, two above a log's */
 #define ASK_TIMEOUT_S 120        /* a slow store and a large block; a thread that waits longer waits for nothing */
 
-/* Have the archiver fetch the blocks of [from, to), or the index.  OK: they are there now.  ERR_IO: the fault says why. */
+/* Have the archiver fetch the blocks of [from, to), or the index.  OK: they are there now.  ERR_IO: the fault says why.
+ * An empty range asks for nothing: cold_tell. */
 err ask_fetch(const char *directory, uint64_t segment, uint64_t from, uint64_t to, struct fault *f);
 err ask_index(const char *directory, uint64_t segment, struct fault *f);
 

@@ -27,6 +27,7 @@ static void reader_take(struct reader *r, const struct scan *s, uint64_t positio
     r->position = position;
     r->next_offset = next_offset;
     r->cold = s->cold_bytes > 0;
+    r->told = 0;
     r->end = r->cold ? s->cold_bytes : UINT64_MAX;
 }
 
@@ -382,6 +383,14 @@ void reader_advance(struct reader *r, const struct chunk *c)
 {
     r->position += chunk_bytes(c);
     r->next_offset = c->chunk_id + c->records;
+}
+
+bool reader_enters(struct reader *r)
+{
+    uint32_t block = (uint32_t)(r->position / COLD_BLOCK_BYTES);
+    if (!r->cold || block + 1 == r->told) return false;
+    r->told = block + 1;
+    return true;
 }
 
 bool reader_in_segment(const struct reader *r, uint64_t bytes)

@@ -29,6 +29,7 @@ struct reader {
     uint64_t next_offset;      /* the id that chunk should have (it may be higher after damage) */
     uint64_t skipped_chunks;   /* damaged places passed over */
     bool cold;                 /* the segment lies in the object store; `fd` is its file of blocks, or -1 */
+    uint32_t told;             /* of a cold segment: the block after the last that reader_enters has named */
     bool by_time;              /* `wanted` is a timestamp, not an offset */
     int64_t wanted;            /* at position 0: what the place is to be found by once the cold segment's index is here */
 };
@@ -48,6 +49,9 @@ bool reader_has_more(const struct reader *r);
  * with `nowait`): use a helper thread.  ERR_IO: see fault; ERR_NOT_FOUND: retention took the segment (re-attach with
  * reader_open READER_FIRST). */
 err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f);
+
+/* Has it come to a block of a cold segment that it was not in before?  Then it is time to cold_tell. */
+bool reader_enters(struct reader *r);
 
 /* Does the open segment go on for so many bytes? */
 bool reader_in_segment(const struct reader *r, uint64_t bytes);

@@ -99,6 +99,8 @@ def test_permissions_of_the_streams_door_from_a_shell(tmp_path):
     block = the_block("vibemq users add carol").replace("add carol", "add carol --password-stdin <<< 'lovelace 1843'")
     with broker(tmp_path / "data"):
         printed = shell(block, tmp_path, VIBEMQ_SERVER_DATA_DIR=str(tmp_path / "data"))
+        limits = shell(the_block("set_user_limits"), tmp_path, VIBEMQ_SERVER_DATA_DIR=str(tmp_path / "data"))
+    assert limits.splitlines()[-1] == 'carol\t{"max-connections":20,"publish-rate":5000}'
     assert re.search(r"carol\s+\^sales-\s+\^sales-\s+\.\*", printed)
 
 
@@ -144,7 +146,7 @@ def test_a_broker_with_an_object_store_is_itself_again_without_its_data(tmp_path
 
 def test_every_example_for_a_shell_is_run_here_or_needs_a_machine_of_its_own():
     run = ["queues create", "streams create", "users add admin", "users add carol", "ctl status", "openssl", "log list"]
-    run += ["ctl set_policy", "vibemq ingest", "--durability remote"]
+    run += ["ctl set_user_limits", "ctl set_policy", "vibemq ingest", "--durability remote"]
     its_own = ["make run", "pip install", "useradd"]
     assert [block for block in SHELL if not any(words in block for words in run + its_own)] == []
     assert len(SHELL) == len(run) + len(its_own), "a block for each"
@@ -237,7 +239,7 @@ def test_the_limits_are_the_defaults():
     assert f"confirm | {defaults.streams.unconfirmed_max:,}, native {defaults.native.unconfirmed_max:,} |" in README
     assert defaults.queues.max_messages == 0 and "wait in a queue | no limit but the disk" in README
     assert f"consumer | {defaults.queues.prefetch}, at most {defaults.queues.prefetch_max:,} |" in README
-    assert f"| native (VibeMQ 1.1) | {defaults.native.port} |" in README
+    assert f"| native (VibeMQ 1.1) | {defaults.native.port}, TLS {defaults.native.tls_port} |" in README
     assert f"ack timeout ({defaults.queues.ack_timeout_ms // 1000} s)" in README
     assert f"`attempts_max` ({defaults.queues.attempts_max})" in README
     assert f"127.0.0.1:{defaults.streams.port}, a worker for each core, data in {defaults.server.data_dir}" in README

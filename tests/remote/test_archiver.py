@@ -544,14 +544,16 @@ def test_what_is_fetched_of_one_segment_stays_within_the_cache_and_can_be_read(w
         path = world.directory("tiered") / f"{first:020}.cold"
         for number in range(BLOCKS):
             start = number * cold.BLOCK_BYTES
-            await tier.fetch(incarnation, first, start, min(start + 4096, len(body)))
+            await tier.cache.fetch(incarnation, first, start, min(start + 4096, len(body)))
             assert cold.Blocks(str(path.parent), first).marks()[number] == 1, "what was asked for is there"
             with path.open("rb") as file:
                 assert zlib.crc32(os.pread(file.fileno(), 4096, 4096 + start)) == zlib.crc32(body[start:][:4096])
-            await until(lambda: not tier._tasks, "what is read ahead")
-            assert tier.cached_bytes <= most and held_bytes(world) <= most + (64 << 10)
-        await tier.fetch(incarnation, first, 0, 2 * most)  # one question may be larger
-        assert sum(cold.Blocks(str(path.parent), first).marks()) >= 2 * ROOM
+            await until(lambda: not tier.cache._fetching, "what is read ahead")
+            assert tier.cache.bytes <= most and held_bytes(world) <= most + (64 << 10)
+        await tier.cache.fetch(
+            incarnation, first, 0, 2 * most
+        )  # one question may be larger: who reads asks for the rest
+        assert tier.cache.bytes == most and held_bytes(world) <= most + (64 << 10)
 
     asyncio.run(read_on())
 
@@ -561,13 +563,13 @@ def test_blocks_that_an_earlier_archiver_has_fetched_do_not_stay_uncounted(world
     incarnation = world.record("tiered").incarnation
 
     async def two() -> None:
-        await world.tier().fetch(incarnation, first, 0, 1)
+        await world.tier().cache.fetch(incarnation, first, 0, 1)
         assert held_bytes(world) >= cold.BLOCK_BYTES
         second = world.tier()
-        await second._reconcile()
+        await second.cache.clear()
         assert held_bytes(world) == 0
-        await second.fetch(incarnation, first, 0, 1)
-        await second._reconcile()  # not what it has itself
+        await second.cache.fetch(incarnation, first, 0, 1)
+        await second.cache.clear()  # not what it has itself
         assert held_bytes(world) >= cold.BLOCK_BYTES
 
     asyncio.run(two())

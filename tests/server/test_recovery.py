@@ -3,6 +3,7 @@
 
 import os
 import shutil
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -67,6 +68,22 @@ def test_one_bad_stream_does_not_keep_the_others_from_starting(metadata, monkeyp
     assert recover(metadata) == 2
     assert "stream 'bad'" in caplog.text
     assert "input/output error at byte 4096" in caplog.text
+
+
+def test_logs_are_recovered_several_at_a_time_and_told_of_in_their_order(metadata, monkeypatch, caplog):
+    names = {create(metadata, f"s{n:02}").directory: f"s{n:02}" for n in range(2 * recovery.RECOVERIES_AT_A_TIME)}
+    all_there = threading.Barrier(recovery.RECOVERIES_AT_A_TIME, timeout=60)
+
+    def meets_the_others(directory, **options):
+        all_there.wait()
+        raise StorageError("ERR_IO", f"cannot read {names[directory]}")
+
+    before = threading.active_count()
+    monkeypatch.setattr(recovery.logs, "recover", meets_the_others)
+    assert recover(metadata) == 0
+    said = [record.getMessage().rpartition(" ")[2] for record in caplog.records]
+    assert said == sorted(names.values())
+    assert threading.active_count() == before, "workers are forked from here"
 
 
 def test_a_recovery_that_meets_a_full_disk_gets_the_reserve(metadata, monkeypatch, caplog):

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executors in JVMs of their own, tasks that fail after all of their rows are staged, and tasks that run twice.
+"""Executors in JVMs of their own: tasks that fail after all of their rows are staged, tasks that run twice, and what
+`vibemq spark-check` finds there.
 
 All of it where nobody has pandas: whoever imports it there fails as if it were not installed.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -24,6 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(480)]
 
 ROWS = 20_000
 CLUSTER = """
+import json
 import os
 import sys
 import time
@@ -32,6 +36,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from vibemq.spark.check import in_session
 from vibemq.spark.java import ensure_java
 from vibemq.spark.sink import JobWriter, QueryWriter
 from vibemq.spark.source import VibeMQDataSource
@@ -100,10 +105,15 @@ copied = spark.readStream.format("unlucky").options(**source).load().select("val
 writer = copied.writeStream.format("unlucky").option("endpoints", endpoints).option("stream", stream + "-copy")
 writer = writer.option("createStream", "true").option("checkpointLocation", checkpoint)
 print("copied", writer.trigger(availableNow=True).start().awaitTermination(300))
+found = []
+in_session(spark, {"endpoints": endpoints}, stream, True, found.append)
+print(json.dumps(found))
 """
 
 
-def test_failed_and_speculated_tasks_in_other_jvms_write_nothing_twice(own_broker, stream, tmp_path):
+def test_failed_and_speculated_tasks_in_other_jvms_write_nothing_twice_and_every_executor_connects(
+    own_broker, stream, tmp_path
+):
     own_broker.publish(stream, [])
     script = tmp_path / "cluster.py"
     script.write_text(CLUSTER)
@@ -127,8 +137,14 @@ def test_failed_and_speculated_tasks_in_other_jvms_write_nothing_twice(own_broke
         [sys.executable, str(script), *arguments],
         capture_output=True, text=True, timeout=450, env=environment, check=False,
     )  # fmt: skip
-    said = ran.stdout.splitlines()
+    *said, checked = ran.stdout.splitlines() or [""]
     assert said == ["written", f"read True {ROWS} {float(sum(range(ROWS)))}", "copied True"], ran.stderr[-3000:]
+    found = {check: text for works, check, text in json.loads(checked) if works}
+    assert found.keys() >= {"session", "driver", f"read {stream}", "write", "read over TCP", "read locally", "delete"}
+    (executors,) = (text for check, text in found.items() if check.startswith("executors on "))
+    connected = re.match(r"(\d+) tasks in (\d+) processes, connected", executors)
+    assert connected and int(connected[1]) == 4 and int(connected[2]) >= 2, executors
+    assert found[f"read {stream}"] == f"{ROWS:,} records"
     for kind in ("UnluckyJob", "UnluckyQuery"):
         assert f"the first attempt of {kind} fails, with all of its rows staged" in ran.stderr
     with own_broker.connect() as connection:

@@ -13,12 +13,14 @@ import time
 import urllib.request
 
 import pytest
+from spark_jobs import SPARK
 from test_spark_ingest import children
 
 from vibemq.errors import SetupError
+from vibemq.protocols.streams.spec import Key
 from vibemq.spark.ingest import State, Watch, lag_of, line, metrics, require_format
 
-REMEDY = re.compile(r"--package io\.delta:delta-spark_2\.1\d:VERSION")
+REMEDY = re.compile(r"--package io\.delta:delta-spark_\d\.\d_2\.1\d:VERSION")
 
 
 def offset(**streams):
@@ -96,7 +98,10 @@ def vibemq(own_broker):
 
     def run(*arguments):
         process = start(*arguments)
-        out, err = process.communicate(timeout=280)
+        try:
+            out, err = process.communicate(timeout=280)
+        finally:
+            process.kill()  # no one who is late goes on beside the next test
         return process.returncode, out, err
 
     run.start = start
@@ -173,17 +178,99 @@ def test_iceberg_is_refused_as_well(spark):
     assert re.search(package, refused.value.hint)
 
 
-def test_fields_of_json_become_columns_and_folders(spark, own_broker, vibemq, stream, tmp_path):
-    own_broker.publish(
-        stream, [b'{"id": %d, "country": "%s", "offset": "own"}' % (n, b"DEFR"[n % 2 * 2 :][:2]) for n in range(50)]
+#: By Spark's version, what writes each format. For a newer Spark neither has a package yet.
+PACKAGES = {
+    (4, 0): {
+        "delta": "io.delta:delta-spark_4.0_2.13:4.1.0",
+        "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0",
+    },
+    (4, 1): {
+        "delta": "io.delta:delta-spark_4.1_2.13:4.1.0",
+        "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0",
+    },
+}
+READ_TABLE = """
+import json
+import sys
+
+from vibemq.spark import local_session
+
+form, table, config = sys.argv[1:]
+spark = local_session("tables", cores=1, config=json.loads(config))
+frame = spark.table(table) if form == "iceberg" else spark.read.format(form).load(table)
+print(json.dumps(sorted((row.stream, bytes(row.value).decode()) for row in frame.collect())))
+spark.stop()
+"""
+
+
+def fetching(folder, place):
+    """A file by which Spark looks for packages at this place alone."""
+    settings = folder / "ivy.xml"
+    resolvers = f'<settings defaultResolver="jars"/><resolvers>{place}</resolvers>'
+    settings.write_text(f"<ivysettings>{resolvers}</ivysettings>")
+    return str(settings)
+
+
+@pytest.mark.parametrize("form", ["delta", "iceberg"])
+def test_tables_of_other_formats_have_each_message_once_after_a_restart(form, own_broker, vibemq, stream, tmp_path):
+    if SPARK not in PACKAGES:
+        pytest.skip(f"{form} has no package for Spark {SPARK[0]}.{SPARK[1]}")
+    if (jars := os.environ.get("VIBEMQ_SPARK_JARS")) is None:
+        pytest.skip("VIBEMQ_SPARK_JARS names no folder for what Spark fetches: `make spark-versions` does")
+    central = (
+        '<ibiblio name="jars" m2compatible="true"/>'  # and not this user's ~/.m2, where Maven leaves half a package
     )
+    config = {"spark.jars.ivySettings": fetching(tmp_path, central), "spark.jars.ivy": os.path.abspath(jars)}
+    if form == "iceberg":
+        catalog = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop", ".warehouse": str(tmp_path / "lake")}
+        config |= {f"spark.sql.catalog.lake{name}": value for name, value in catalog.items()}
+    else:
+        config["spark.sql.extensions"] = "io.delta.sql.DeltaSparkSessionExtension"
+        config["spark.sql.catalog.spark_catalog"] = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+    table = "lake.shop.orders" if form == "iceberg" else str(tmp_path / "orders")
+    arguments = ["--output", table, "--format", form, "--partition-by", "stream", "--available-now"]
+    arguments += ["--checkpoint", tmp_path / "checkpoint", "--package", PACKAGES[SPARK][form], "--master", "local[2]"]
+    for name, value in config.items():
+        arguments += ["--spark-config", f"{name}={value}"]
+    other = f"{stream}-2"
+    sent = {stream: [b"%d" % n for n in range(500)], other: [b"%d" % n for n in range(10)]}
+    for more in ([], [b"more", b"and more"]):
+        for name, rows in sent.items():
+            own_broker.publish(name, more or rows)
+        code, _, err = vibemq("ingest", stream, other, *arguments)
+        assert code == 0, err
+    config |= {"spark.jars.packages": PACKAGES[SPARK][form]}
+    command = [sys.executable, "-c", READ_TABLE, form, table, json.dumps(config)]
+    read = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert read.returncode == 0, read.stderr[-3000:]
+    expected = sorted([name, each.decode()] for name, rows in sent.items() for each in [*rows, b"more", b"and more"])
+    assert json.loads(read.stdout.splitlines()[-1]) == expected  # after what Ivy says
+
+
+def test_a_package_that_is_not_to_be_had_is_named(spark, vibemq, tmp_path):
+    empty = f'<filesystem name="jars"><artifact pattern="{tmp_path}/[artifact]-[revision].jar"/></filesystem>'
+    config = {"spark.jars.ivySettings": fetching(tmp_path, empty), "spark.jars.ivy": tmp_path / "ivy"}
+    where = [word for name, value in config.items() for word in ("--spark-config", f"{name}={value}")]
+    code, _, err = vibemq("ingest", "x", "--output", tmp_path / "table", "--package", "io.nobody:nothing:1.2.3", *where)
+    assert (code, "Traceback" in err) == (1, False), err
+    assert re.search(r"Spark cannot fetch io\.nobody:nothing:1\.2\.3; where it looked is in \S+spark\.log", err), err
+
+
+def test_fields_of_json_in_a_super_stream_become_columns_and_folders(spark, own_broker, vibemq, stream, tmp_path):
+    partitions = [f"{stream}-{n}" for n in range(3)]
+    with own_broker.connect() as connection:
+        connection.request(Key.CREATE_SUPER_STREAM, name=stream, partitions=partitions, binding_keys=["0", "1", "2"])
+    for place, partition in enumerate(partitions):
+        numbers = range(place, 60, 3)
+        rows = [b'{"id": %d, "country": "%s", "offset": "own"}' % (n, b"DEFR"[n % 2 * 2 :][:2]) for n in numbers]
+        own_broker.publish(partition, rows)
     arguments = ("--schema", "infer", "--partition-by", "country", "--available-now")
-    code, _, err = vibemq("ingest", stream, "--output", tmp_path / "lake", *arguments)
+    code, _, err = vibemq("ingest", "--super-stream", stream, "--output", tmp_path / "lake", *arguments)
     assert code == 0 and ": struct<id:bigint,country:string,offset:string>" in err, err
     frame = spark.read.parquet(str(tmp_path / "lake"))
     assert frame.columns == ["id", "offset", "timestamp", "stream", "country"]
-    found = {tuple(row) for row in frame.select("id", "country", "offset").collect()}
-    assert found == {(n, ("DE", "FR")[n % 2], "own") for n in range(50)}
+    found = sorted(tuple(row) for row in frame.select("id", "country", "offset", "stream").collect())
+    assert found == [(n, ("DE", "FR")[n % 2], "own", partitions[n % 3]) for n in range(60)]
 
 
 @pytest.mark.parametrize(

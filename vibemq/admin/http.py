@@ -22,9 +22,12 @@ from vibemq.access.users import GUEST, Authenticator, Verdict, basic_login
 from vibemq.admin.api.accounts import caller_of
 from vibemq.admin.api.answering import handle
 from vibemq.admin.api.calls import OWNER, Answer, Caller, Refused, bad_request, not_found
+from vibemq.admin.api.changes import SHOWN, audit
 from vibemq.admin.api.service import Api
 from vibemq.admin.page.door import CSRF_HEADER, PageDoor
+from vibemq.admin.secure import Secured, SecureServer
 from vibemq.admin.where import is_loopback, is_this_machine
+from vibemq.broker.audit import Author
 
 PREFIX = "/api"
 THREADS_MAX = 8  # requests at once; the rest waits
@@ -41,9 +44,6 @@ PUBLIC_HEALTH = "/health"
 _METRICS = "/metrics"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the version of Prometheus's format, which is all text there is
 CHANGES = "/changes"
-#: What of a request's body the log shows: what it changes, and nothing that could be a secret.
-_SHOWN = ("tags", "configure", "write", "read", "pattern", "definition", "priority", "apply-to", "arguments",
-          "partitions", "description")  # fmt: skip
 _SHOWN_CHARACTERS_MAX = 500
 
 log = logging.getLogger("vibemq.admin")
@@ -59,13 +59,21 @@ class Server:
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="request")
         self._hash_threads = ThreadPoolExecutor(HASH_THREADS_MAX, thread_name_prefix="hash")
         self._runners: list[web.AppRunner] = []
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | SecureServer] = []
         self._failed_logins = 0  # whose answers wait
         self._silent: dict[asyncio.BaseProtocol | None, asyncio.TimerHandle] = {}  # before their first request
 
-    async def listen(self, http: socket.socket | None, ctl: socket.socket) -> None:
+    async def listen(
+        self,
+        http: socket.socket | None,
+        ctl: socket.socket,
+        https: socket.socket | None = None,
+        certificates: Secured | None = None,
+    ) -> None:
         if http is not None:
             await self._serve(http, self._on_http, CONNECTIONS_MAX)
+        if https is not None:
+            await self._serve(https, self._on_http, CONNECTIONS_MAX, certificates)
         await self._serve(ctl, self._on_ctl, None)
 
     async def close(self) -> None:
@@ -76,7 +84,13 @@ class Server:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._hash_threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _serve(self, listener: socket.socket, answer: Any, connections_max: int | None) -> None:
+    async def _serve(
+        self,
+        listener: socket.socket,
+        answer: Any,
+        connections_max: int | None,
+        certificates: Secured | None = None,
+    ) -> None:
         async def handler(request: web.Request) -> web.Response:
             if (timer := self._silent.pop(request.protocol, None)) is not None:
                 timer.cancel()
@@ -96,16 +110,21 @@ class Server:
         self._runners.append(runner)
         loop = asyncio.get_running_loop()
 
+        server = runner.server
+        assert server is not None
+
         def accept() -> asyncio.BaseProtocol:
-            server = runner.server
-            assert server is not None
             if connections_max is not None and len(server.connections) >= connections_max:
                 return _Refusal()
             protocol = server()
             self._silent[protocol] = loop.call_later(FIRST_REQUEST_S, self._drop_silent, protocol)
             return protocol
 
-        self._servers.append(await loop.create_server(accept, sock=listener))
+        if certificates is None or connections_max is None:
+            self._servers.append(await loop.create_server(accept, sock=listener))
+        else:
+            limits = connections_max, FIRST_REQUEST_S
+            self._servers.append(SecureServer(listener, certificates, accept, lambda: len(server.connections), *limits))
 
     def _drop_silent(self, protocol: web.RequestHandler) -> None:
         del self._silent[protocol]
@@ -155,6 +174,9 @@ class Server:
             answer = Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})
         if method != "GET" and answer.status < 300 and path != CHANGES:  # which says itself who did what
             log.info("%s %s%s, by %s", method, path, _detail(body), caller.name or "vibemq ctl")
+            if self._api.audit is not None:
+                by = Author(caller.name, request.remote or "", "ctl" if caller is OWNER else "admin")
+                await self._in_thread(audit, self._api.audit, by, method, path, body)
         return answer
 
     async def _caller(self, request: web.Request, user: str, password: str) -> Caller | None:
@@ -205,7 +227,7 @@ def _from_another_page(request: web.Request) -> bool:
 
 
 def _detail(body: dict[str, Any]) -> str:
-    shown = ", ".join(f"{name} {body[name]!r}" for name in _SHOWN if name in body)
+    shown = ", ".join(f"{name} {body[name]!r}" for name in SHOWN if name in body)
     cut = shown if len(shown) <= _SHOWN_CHARACTERS_MAX else f"{shown[:_SHOWN_CHARACTERS_MAX]}..."
     return f" ({cut})" if cut else ""
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from vibemq.bench._flow import Consumer, Flow, Histogram, Publisher, Tally
+from vibemq import openssl
+from vibemq.bench._flow import Consumer, Flow, Histogram, Publisher, Tally, Tunnel
 from vibemq.errors import UserError, VibeMQError
 
 BOTH = "publish and consume at the same time"
@@ -47,6 +49,7 @@ class Load:
     port: int = option(0, "0: the protocol's own.")
     user: str = option("")
     password: str = option("", "Or in VIBEMQ_PASSWORD.", repr=False)
+    tls_ca: str = option("", "Speak TLS with a server that this file vouches for.")
     mode: str = option("pub", "; ".join(f"{mode}: {meaning}" for mode, meaning in MODES.items()) + ".")
     messages: int = option(1_000_000, "In all.", "-n --messages")
     size_bytes: int = option(100, "Of a body, bytes.", "--size")
@@ -171,20 +174,52 @@ class Result:
 # ---- the server ----
 
 
-class Wire:
-    """A connected socket and what was read from it beyond what was asked for."""
+class TunnelContext:
+    """What a client needs of an ssl.SSLContext. Servers are those that `authorities`, a PEM file, vouches for."""
 
-    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+    def __init__(self, authorities: str) -> None:
+        from OpenSSL import SSL  # few loads have TLS
+
+        self._context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+        self._context.set_min_proto_version(SSL.TLS1_2_VERSION)
+        self._context.set_verify(SSL.VERIFY_PEER)
+        self._connection = SSL.Connection
         try:
-            self.socket = socket.create_connection((host, port), timeout=timeout_s)
+            self._context.load_verify_locations(authorities)
+        except SSL.Error as problem:
+            raise UserError(f"{authorities}: needed a PEM file with certificates of authorities: {problem}") from None
+
+    def wrap_socket(self, sock: socket.socket, *, server_hostname: str) -> Tunnel:
+        connection = self._connection(self._context, None)
+        connection.set_connect_state()
+        openssl.expect(connection, server_hostname)
+        return Tunnel(sock, connection)
+
+
+class Wire:
+    """A connected socket, a Tunnel where authorities are named, and what was read beyond what was asked for."""
+
+    def __init__(self, host: str, port: int, timeout_s: float, tls_ca: str = "") -> None:
+        context = TunnelContext(tls_ca) if tls_ca else None
+        try:
+            plain = socket.create_connection((host, port), timeout=timeout_s)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.socket: socket.socket | Tunnel = plain
+            if context is not None:
+                self.socket = context.wrap_socket(plain, server_hostname=host)
+                plain.setblocking(True)  # Python's patience is not the Tunnel's
+                patience = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
         except OSError as error:
             raise VibeMQError(f"{host}:{port}: needed a server, had {error}") from error
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.held = bytearray()
 
     def send(self, data: bytes) -> None:
         try:
-            self.socket.sendall(data)
+            if isinstance(self.socket, Tunnel):
+                self.socket.send(data)  # all of it
+            else:
+                self.socket.sendall(data)
         except OSError as error:
             raise VibeMQError(f"the server took no command: {error}") from error
 
@@ -204,8 +239,9 @@ class Wire:
     def more(self) -> None:
         """Receives once."""
         try:
-            more = self.socket.recv(READ_SIZE)
-        except TimeoutError as error:
+            room = bytearray(READ_SIZE)
+            more = room[: self.socket.recv_into(room)]
+        except (TimeoutError, BlockingIOError) as error:
             raise VibeMQError("the server did not answer in time") from error
         except OSError as error:
             raise VibeMQError(f"the server ended the connection during a command: {error}") from error
@@ -224,13 +260,16 @@ class Wire:
 class Peer:
     """One server's protocol."""
 
-    port_default = 0
+    port_default = port_tls_default = 0
     shares = True  # consumers do: what one has had, no other gets
     tally: Tally | None = None  # of what came, where they share
     control: Any = None  # the connection for commands
 
     def __init__(self, load: Any) -> None:
-        self.load = load if load.port else replace(load, port=self.port_default)
+        port = self.port_tls_default if load.tls_ca else self.port_default
+        if load.tls_ca and not self.port_tls_default:
+            raise UserError(f"tls-ca: there is no load over TLS with {load.protocol}")
+        self.load = load if load.port else replace(load, port=port)
 
     def publishing(self, number: int) -> dict[str, Any]:
         """What every publisher is told."""

@@ -14,7 +14,7 @@ from vibemq.bench._flow import NUMBER_MARK, QUEUE_MARK, SIZE_MIN, Consumer, Publ
 from vibemq.bench.load import Load, Peer, Wire, option
 from vibemq.errors import UserError, VibeMQError
 from vibemq.protocols.native import codec
-from vibemq.protocols.native.spec import PORT_DEFAULT, Command, Header, OverflowStrategy
+from vibemq.protocols.native.spec import PORT_DEFAULT, PORT_TLS_DEFAULT, Command, Header, OverflowStrategy
 
 PIPELINE_COUNT = 200  # commands on the way when thousands of queues are made
 NATIVE_ID_PREFIX_SIZE = 24  # of the 32 hex digits that .NET clients use for an id; the others are the number
@@ -70,13 +70,13 @@ class QueuePeer(Peer):
         self.tally = Tally(load.messages, load.queues) if load.verify else None
 
     def wire(self) -> Wire:
-        return Wire(self.load.host, self.load.port, self.load.timeout_s)
+        return Wire(self.load.host, self.load.port, self.load.timeout_s, self.load.tls_ca)
 
 
 class Native(QueuePeer):
     """Our own protocol for queues."""
 
-    port_default = PORT_DEFAULT
+    port_default, port_tls_default = PORT_DEFAULT, PORT_TLS_DEFAULT
     control: Wire
 
     def __init__(self, load: QueueLoad) -> None:

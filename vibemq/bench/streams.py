@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from vibemq import openssl
 from vibemq.bench._ends import STAMP_SIZE_BYTES, StreamsConsumer, StreamsPublisher, publish_frame
-from vibemq.bench._flow import Consumer, Flow, Publisher, Tunnel
-from vibemq.bench.load import Load, Peer, option
+from vibemq.bench._flow import Consumer, Flow, Publisher
+from vibemq.bench.load import Load, Peer, TunnelContext, option
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import RequestFailed, UserError
 from vibemq.protocols.streams import codec
-from vibemq.protocols.streams.spec import PORT_DEFAULT, Key, OffsetType, code_name
+from vibemq.protocols.streams.spec import PORT_DEFAULT, PORT_TLS_DEFAULT, Key, OffsetType, code_name
 
 SETTLE_S = 0.3  # a stream that was created this moment gets its time to elect a leader and open its files
 SUB_BATCH_MESSAGES_COUNT_MAX = 65_535  # the count is a u16
@@ -32,7 +30,6 @@ class StreamsLoad(Load):
     window: int = 100_000
     protocol: str = "streams"
     virtual_host: str = option("/")
-    tls_ca: str = option("", "Speak TLS with a server that this file vouches for.")
     stream: str = option("bench", "Deleted before and after a run.")
     batch: int = option(100, "Messages in a frame.")
     credit: int = option(20, "Chunks on the way per consumer.")
@@ -89,28 +86,6 @@ class StreamsLoad(Load):
         return each if self.spread else each * self.publishers
 
 
-class TunnelContext:
-    """What a client needs of an ssl.SSLContext. Servers are those that `authorities`, a PEM file, vouches for."""
-
-    def __init__(self, authorities: str) -> None:
-        from OpenSSL import SSL  # few loads have TLS
-
-        self._context = SSL.Context(SSL.TLS_CLIENT_METHOD)
-        self._context.set_min_proto_version(SSL.TLS1_2_VERSION)
-        self._context.set_verify(SSL.VERIFY_PEER)
-        self._connection = SSL.Connection
-        try:
-            self._context.load_verify_locations(authorities)
-        except SSL.Error as problem:
-            raise UserError(f"{authorities}: needed a PEM file with certificates of authorities: {problem}") from None
-
-    def wrap_socket(self, sock: socket.socket, *, server_hostname: str) -> Tunnel:
-        connection = self._connection(self._context, None)
-        connection.set_connect_state()
-        openssl.expect(connection, server_hostname)
-        return Tunnel(sock, connection)
-
-
 def connect(load: StreamsLoad) -> StreamsConnection:
     return StreamsConnection.connect(
         load.host,
@@ -127,7 +102,7 @@ def connect(load: StreamsLoad) -> StreamsConnection:
 class Streams(Peer):
     """This broker's streams, or those of any other server of the protocol."""
 
-    port_default = PORT_DEFAULT
+    port_default, port_tls_default = PORT_DEFAULT, PORT_TLS_DEFAULT
     shares = False
     load: StreamsLoad
     control: StreamsConnection

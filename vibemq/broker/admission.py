@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.access.permissions import EVERYTHING, Operation
 from vibemq.access.users import GUEST, Verdict
+from vibemq.broker.audit import author
 from vibemq.broker.helping import in_helper
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
 from vibemq.net.hosts import host_of
@@ -105,6 +106,16 @@ def access_of(session: Any, user: str, verdict: Verdict) -> Access | None:
     return None
 
 
+def enter(client: Client, vhost: str = DEFAULT_VHOST) -> str:
+    """It has logged in, and counts until its ``leave``: "", or why its user or virtual host may have no more."""
+    return client.broker.limits.enter(client, vhost)
+
+
+def leave(client: Client) -> None:
+    """Its connection is over; called as often as one likes."""
+    client.broker.limits.leave(client)
+
+
 # ---- staying, and what it may do ----
 
 
@@ -193,7 +204,7 @@ def may_make(client: Client, queue: str) -> bool:
 
 
 def with_queue(
-    broker: Broker,
+    client: Client,
     virtual_host: str,
     name: str,
     *,
@@ -207,8 +218,9 @@ def with_queue(
     """Call ``then(queue)``, after making the queue with `options` if it does not exist and that is allowed.
 
     A stream of that name becomes a queue only with ``may_convert``.  ``failed`` is told StreamNotFound when there is no
-    queue, or no longer, StreamIsNoQueue when there is a stream instead, StorageError or OSError.
+    queue, or no longer, StreamIsNoQueue when there is a stream instead, LimitExceeded, StorageError or OSError.
     """
+    broker = client.broker
 
     def use(may_create: bool) -> None:
         try:
@@ -218,8 +230,9 @@ def with_queue(
             is_stream = record is not None and record.queue is None
             if may_create and (may_convert or not is_stream):
                 create = partial(
-                    broker.catalog.create_queue, virtual_host, name, dict(options), may_convert=may_convert
-                )
+                    broker.catalog.create_queue, virtual_host, name, dict(options), by=author(client),
+                    may_convert=may_convert,
+                )  # fmt: skip
                 in_helper(create, made)
             else:
                 failed(StreamIsNoQueue(name) if is_stream else problem)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import vibemq.storage.log as logs
 from vibemq.broker.arguments import BadArgument, require_store, stream_arguments
+from vibemq.broker.audit import BROKER, AuditLog, Author
 from vibemq.broker.options import NAME_SIZE_MAX_BYTES as NAME_SIZE_MAX_BYTES
 from vibemq.broker.options import OF_DEAD_LETTERS, altered
 from vibemq.config import Config
@@ -71,8 +72,9 @@ def queue_name_fits(name: str) -> bool:
 
 
 class Catalog:
-    def __init__(self, config: Config, table: StreamTable) -> None:
-        self.config = config
+    def __init__(self, config: Config, table: StreamTable, audit: AuditLog | None = None) -> None:
+        """``audit``: None where whoever asks says itself who has changed what."""
+        self.config, self.audit = config, audit
         self.table = table
         self.metadata = table.metadata
         self.helpers = table.helpers
@@ -81,13 +83,20 @@ class Catalog:
             "vhost_streams_max": config.store.streams_per_virtual_host_max,
         }
 
-    def create_stream(self, virtual_host: str, name: str, wanted: StreamArguments) -> StreamRecord:
-        """Blocks.  Raises BadArgument, StreamExists, LimitExceeded, VhostNotFound, StorageError."""
+    def create_stream(
+        self, virtual_host: str, name: str, wanted: StreamArguments, *, by: Author = BROKER
+    ) -> StreamRecord:
+        """The limits of the user ``by`` whom it is made hold.  Blocks.
+
+        Raises BadArgument, StreamExists, LimitExceeded, VhostNotFound, StorageError.
+        """
         require_store(wanted.durability, self.config.remote)
         with self._making_logs() as make:
-            return self.metadata.create_stream(
-                virtual_host, name, wanted.given, wanted.durability, prepare=make, **self._limits
+            record = self.metadata.create_stream(
+                virtual_host, name, wanted.given, wanted.durability, prepare=make, user=by.user, **self._limits
             )
+        self._say(by, "stream.created", record, arguments=wanted.given)
+        return record
 
     def create_super_stream(
         self,
@@ -96,6 +105,8 @@ class Catalog:
         partitions: Sequence[str],
         binding_keys: Sequence[str],
         arguments: Mapping[str, str],
+        *,
+        by: Author = BROKER,
     ) -> list[StreamRecord]:
         """Make a super stream with these partitions, bound in this order: all of it or nothing.  Blocks.
 
@@ -124,7 +135,10 @@ class Catalog:
                 self._limits["streams_max"],
                 make,
                 self._limits["vhost_streams_max"],
+                by.user,
             )
+        if self.audit is not None:
+            self.audit.say(by, "super_stream.created", name, vhost=virtual_host, partitions=names, arguments=arguments)
         if self.metadata.policy_changes() != policies:  # while nobody could see the new streams
             for record in records:
                 logs.set_limits(record.directory, **self._options(record))
@@ -177,7 +191,7 @@ class Catalog:
                     logger.warning("stream %r: a policy is not applied yet: %s", record.name, problem)
 
     def create_queue(
-        self, virtual_host: str, name: str, options: Mapping[str, Any], *, may_convert: bool = True
+        self, virtual_host: str, name: str, options: Mapping[str, Any], *, by: Author = BROKER, may_convert: bool = True
     ) -> StreamRecord:
         """Make a queue, or with ``may_convert`` make one of a stream that is there already.  Blocks.
 
@@ -195,18 +209,24 @@ class Catalog:
             logs.ledger_create(record.directory, 0, durability != "os")
 
         try:
-            return self.metadata.create_stream(
-                virtual_host, name, {}, durability, prepare=prepare, queue=kept, **self._limits
+            record = self.metadata.create_stream(
+                virtual_host, name, {}, durability, prepare=prepare, queue=kept, user=by.user, **self._limits
             )
+            self._say(by, "queue.created", record, options=kept)
+            return record
         except StreamExists as problem:
             if not may_convert or problem.record is None or problem.record.queue is not None:  # type: ignore[attr-defined]
                 raise
         # A stream of its own: its retention goes on to say what is kept, and the queue begins with what is there. By
         # default nothing limits it, which would drop from what nobody has yet had the time to take.
         options = {"max_messages": 0, **kept, "keep": True}
-        return self.metadata.set_queue(virtual_host, name, options, prepare=self._add_ledger)
+        record = self.metadata.set_queue(virtual_host, name, options, prepare=self._add_ledger)
+        self._say(by, "queue.made_of_stream", record, options=options)
+        return record
 
-    def alter_queue(self, virtual_host: str, name: str, changes: Mapping[str, Any]) -> StreamRecord:
+    def alter_queue(
+        self, virtual_host: str, name: str, changes: Mapping[str, Any], *, by: Author = BROKER
+    ) -> StreamRecord:
         """Change options of a queue that is there (vibemq.broker.options CHANGEABLE); its messages stay.  Blocks.
 
         What is not named stays as it is, and None gives an option back to the configuration.  Once this has returned
@@ -215,7 +235,9 @@ class Catalog:
 
         Raises StreamNotFound (also for a stream that is no queue), BadArgument, StorageError.
         """
-        return self.metadata.alter_queue(virtual_host, name, lambda stored: altered(name, stored, changes))
+        record = self.metadata.alter_queue(virtual_host, name, lambda stored: altered(name, stored, changes))
+        self._say(by, "queue.altered", record, options=changes)
+        return record
 
     def _add_ledger(self, record: StreamRecord) -> None:
         log = logs.Log(record.directory)
@@ -234,7 +256,7 @@ class Catalog:
         with suppress(StreamExists):
             self.create_queue(virtual_host, name, OF_DEAD_LETTERS)
 
-    def delete(self, virtual_host: str, name: str) -> Deleted:
+    def delete(self, virtual_host: str, name: str, *, by: Author = BROKER) -> Deleted:
         """Blocks.  From its return on nobody can publish to the stream.  Raises StreamNotFound, StorageError."""
         record = self.metadata.find_stream(virtual_host, name)
         if record is None:
@@ -245,7 +267,7 @@ class Catalog:
         except StorageError as problem:
             if problem.code not in ("ERR_NOT_FOUND", "ERR_DELETED"):
                 raise
-            self.metadata.delete_stream(virtual_host, name)
+            self._say(by, "stream.deleted", self.metadata.delete_stream(virtual_host, name))
             return Deleted(record.slot, 0, record.directory)
         try:
             gone = self.metadata.delete_stream(virtual_host, name)
@@ -258,14 +280,19 @@ class Catalog:
         log.mark_deleted()
         holders = log.holders()
         log.close()
+        self._say(by, "stream.deleted" if gone.queue is None else "queue.deleted", gone)
         return Deleted(record.slot, holders, record.directory)
 
-    def delete_queue(self, virtual_host: str, name: str) -> Deleted:
+    def delete_queue(self, virtual_host: str, name: str, *, by: Author = BROKER) -> Deleted:
         """The same for doors to queues, of whose streams that are none they know nothing."""
         record = self.metadata.find_stream(virtual_host, name)
         if record is None or record.queue is None:
             raise StreamNotFound(name)
-        return self.delete(virtual_host, name)
+        return self.delete(virtual_host, name, by=by)
+
+    def _say(self, by: Author, what: str, record: StreamRecord, **details: Any) -> None:
+        if self.audit is not None:
+            self.audit.say(by, what, record.name, vhost=record.vhost, **details)
 
     def restart(self, virtual_host: str, name: str) -> None:
         """Tell all who publish to or read from a stream that they have lost it; it can be used again at once.
@@ -279,7 +306,7 @@ class Catalog:
             raise UserError(f"{name} is a queue", hint="only streams are restarted: a queue finds itself a new home")
         self.table.restart(virtual_host, name)
 
-    def delete_super_stream(self, virtual_host: str, name: str) -> list[Deleted]:
+    def delete_super_stream(self, virtual_host: str, name: str, *, by: Author = BROKER) -> list[Deleted]:
         """Delete its partitions, then itself: what a crash interrupts can be asked for again.  Blocks.
 
         Raises ExchangeNotFound, StorageError; those that it deleted before an error are told here.
@@ -287,7 +314,9 @@ class Catalog:
         partitions = self.metadata.partitions(virtual_host, name)
         if partitions is None:
             raise ExchangeNotFound(f"there is no super stream {name!r} in vhost {virtual_host!r}")
-        gone = self._delete_all(virtual_host, partitions)
+        gone = self._delete_all(virtual_host, partitions, by)
+        if self.audit is not None:
+            self.audit.say(by, "super_stream.deleted", name, vhost=virtual_host)
         with suppress(ExchangeNotFound):  # somebody else was at it too
             self.metadata.delete_exchange(virtual_host, name)
         return gone
@@ -315,12 +344,12 @@ class Catalog:
             raise
         return gone
 
-    def _delete_all(self, virtual_host: str, names: Sequence[str]) -> list[Deleted]:
+    def _delete_all(self, virtual_host: str, names: Sequence[str], by: Author = BROKER) -> list[Deleted]:
         gone = []
         try:
             for name in names:
                 try:
-                    gone.append(self.delete(virtual_host, name))
+                    gone.append(self.delete(virtual_host, name, by=by))
                 except StreamNotFound:
                     continue
         except BaseException:

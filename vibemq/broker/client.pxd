@@ -2,9 +2,19 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from vibemq.broker.messages cimport message_view
 from vibemq.net.door cimport Session
-from vibemq.storage.shm cimport letter
+from vibemq.storage.shm cimport Usage, letter
 
 cdef class InFlight
+
+cdef enum:
+    METERS_MAX = 2
+
+
+# A rate that all clients of a user or a virtual host share.
+cdef struct meter_of:
+    uint32_t row
+    uint64_t tag
+    double rate                       # messages a second
 
 
 # Whoever publishes and consumes through a door: who it is, what it may do, and how much of it waits here.  Each limit
@@ -22,6 +32,11 @@ cdef class Client:
     cdef Py_ssize_t burying           # its publishers that wait for a dead-letter queue to be made
     cdef bint parks_much
     cdef readonly unsigned int held   # reasons of net.door.Pause for which it is not read
+    cdef public tuple counted         # of broker.limits: as whose it is counted; () until it is let in
+    cdef int meters                   # how many rates it is limited by: its user's, its virtual host's
+    cdef meter_of rates[METERS_MAX]
+    cdef Usage usage
+    cdef object rate_timer            # when it is read on; None: it was never held
 
     cdef int count_unconfirmed(self, Py_ssize_t more) except -1
     cdef int count_parked(self, Py_ssize_t more) except -1
@@ -29,6 +44,9 @@ cdef class Client:
     cdef int count_burying(self, Py_ssize_t more) except -1
     # Messages for full queues are refused: too much is parked, and the pause that would hold them up is not allowed.
     cdef bint parks_no_more(self) noexcept
+    # It has published so many; only to be called where it has meters.
+    cdef int spend(self, uint64_t count) except -1
+    cdef int _hold_for(self, int64_t wait_ns, int64_t now_ns) except -1
     # This reason holds now, or no longer.
     cdef int hold(self, unsigned int reason, bint holds) except -1
     cdef int _look_at_parked(self) except -1

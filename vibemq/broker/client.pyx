@@ -23,10 +23,11 @@ from vibemq.broker.messages cimport MESSAGE_ID_BYTES_MAX, id_of
 from vibemq.broker.queue cimport MODE_FAN_OUT_WITH_ACK, MODE_FAN_OUT_WITHOUT_ACK, Queue
 from vibemq.grow cimport grow
 from vibemq.net.connection cimport Connection
-from vibemq.net.door cimport PAUSE_COMMAND, PAUSE_PARKED, PAUSE_TURN, PAUSE_UNCONFIRMED
+from vibemq.net.door cimport PAUSE_COMMAND, PAUSE_PARKED, PAUSE_RATE, PAUSE_TURN, PAUSE_UNCONFIRMED
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_NOT_CACHED, OK, err, fault
 from vibemq.storage.log cimport storage_error
+from vibemq.storage.shm cimport Usage
 
 from vibemq.net.hosts import host_of
 from vibemq.once_a_minute import OnceAMinute
@@ -44,7 +45,7 @@ cdef enum:
 cdef class Client:
     def __init__(self, owner, broker, Py_ssize_t unconfirmed_max):
         self.owner, self.broker, self.unconfirmed_max = owner, broker, unconfirmed_max
-        self.user, self.refusals = "", set()
+        self.user, self.refusals, self.counted = "", set(), ()
 
     cdef int count_unconfirmed(self, Py_ssize_t more) except -1:
         """Not read while too much waits for a sync; on at three quarters of the limit."""
@@ -76,6 +77,43 @@ cdef class Client:
     cdef int count_burying(self, Py_ssize_t more) except -1:
         self.burying += more
         return self.hold(PAUSE_COMMAND, self.burying > 0)
+
+    def meter(self, Usage usage, meters):
+        """What it publishes is counted from now on for these: (row, tag, messages a second)."""
+        self.meters, self.usage = 0, usage
+        for row, tag, rate in meters[:METERS_MAX]:
+            self.rates[self.meters].row = row
+            self.rates[self.meters].tag = tag
+            self.rates[self.meters].rate = rate
+            self.meters += 1
+        self.spend(0)  # an old limit holds it no longer
+
+    def stop_metering(self):
+        self.meters = 0
+        if self.rate_timer is not None:
+            self.rate_timer.end()
+            self.rate_timer = None
+
+    cdef int spend(self, uint64_t count) except -1:
+        cdef int64_t now_ns = time.monotonic_ns(), wait_ns = 0
+        cdef int i
+        for i in range(self.meters):
+            wait_ns = max(wait_ns, self.usage.spend(self.rates[i].row, self.rates[i].tag, count, self.rates[i].rate,
+                                                    now_ns))
+        return self._hold_for(wait_ns, now_ns)
+
+    cdef int _hold_for(self, int64_t wait_ns, int64_t now_ns) except -1:
+        """Not read until what was published is paid for."""
+        if wait_ns <= 0:
+            return self.hold(PAUSE_RATE, False)
+        if self.rate_timer is None:
+            self.rate_timer = self.broker.timers.timer(self._paid)
+        self.rate_timer.set((now_ns + wait_ns) // 1000000 + 1)
+        return self.hold(PAUSE_RATE, True)
+
+    def _paid(self, now_ms):
+        """Unless others of the same user have published meanwhile."""
+        self.spend(0)
 
     cdef int hold(self, unsigned int reason, bint holds) except -1:
         if holds != (self.held & reason != 0):
@@ -221,6 +259,7 @@ cdef class QueueSession(ClientSession):
 
     cdef int close(self) except -1:
         self.state = "closed"
+        self.client.broker.limits.leave(self.client)
         self.close_publishers()
         for name in list(self.subscriptions):
             self.remove_subscription(name, lost=True)

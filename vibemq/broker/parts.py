@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vibemq.broker.alarms import Alarms
     from vibemq.broker.catalog import Catalog
     from vibemq.broker.groups import Groups
+    from vibemq.broker.limits import WorkerLimits
     from vibemq.broker.queue_table import QueueTable
     from vibemq.broker.stream import StreamTable
     from vibemq.broker.timers import Timers
@@ -40,6 +41,7 @@ class Broker:
     authenticator: Authenticator  # who somebody is
     accesses: Accesses  # what they may do with queues
     rights: Rights  # what they may configure, write and read in a vhost
+    limits: WorkerLimits  # how many connections they may have, and how much they may publish
     tokens: Tokens  # a user for a while, without a password
     connection_rate: ConnectionRate  # how often an address may come through the native door
     is_public: bool  # listens where other machines can reach

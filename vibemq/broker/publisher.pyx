@@ -242,6 +242,8 @@ cdef class QueuePublisher(Publisher):
             self.stream.persist()
         if e == OK:
             self.count += records
+            if self.client.meters:
+                self.client.spend(records)
         return e
 
     # ---- a full queue ----

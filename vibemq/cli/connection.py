@@ -4,13 +4,12 @@
 With ``queues_options`` or ``streams_options`` a command gets ``as_json`` and a ``broker``, to which it connects.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from vibemq.cli.terminal import ask_password, json_option, options_as
-from vibemq.errors import SetupError
 
 if TYPE_CHECKING:
     import ssl
@@ -27,6 +26,10 @@ class Broker:
     url: str
     user: str | None
     password_stdin: bool
+    tls: bool
+    ca_file: str | None
+    certificate: str | None
+    key: str | None
 
     @property
     def named(self) -> str | None:
@@ -37,9 +40,32 @@ class Broker:
 
     def connect(self, **settings: Any) -> "Client":
         from vibemq.client import connect
+        from vibemq.client.settings import parse
 
         who, password = self._login()
-        return connect(self.url, **(settings if password is None else settings | {"user": who, "password": password}))
+        login: dict[str, Any] = {} if password is None else {"user": who, "password": password}
+        where = parse(self.url, **login, **({"tls": True} if self.tls else {}))
+        self._refuse_files_without(where)
+        if where.tls:
+            settings["tls"] = self._context(where)
+        return connect(self.url, **settings, **login)
+
+    def _refuse_files_without(self, where: "Settings") -> None:
+        if (self.ca_file or self.certificate or self.key) and not where.tls:
+            raise click.UsageError("--ca-file, --certificate and --key are for TLS: add --tls")
+        if self.key and not self.certificate:
+            raise click.UsageError("--key needs --certificate")
+
+    def _context(self, where: "Settings") -> "ssl.SSLContext":
+        context = replace(
+            where,
+            tls=True,
+            tls_ca=self.ca_file or where.tls_ca,
+            tls_cert=self.certificate or where.tls_cert,
+            tls_key=self.key or ("" if self.certificate else where.tls_key),
+        ).tls_context("--ca-file", "--certificate", "--key")
+        assert context is not None
+        return context
 
     def _login(self) -> tuple[str | None, str | None]:
         """Who we are, and the password where it was to be asked for."""
@@ -60,10 +86,6 @@ class StreamsBroker(Broker):
     host: str | None
     port: int | None
     vhost: str | None
-    tls: bool
-    ca_file: str | None
-    certificate: str | None
-    key: str | None
 
     def address(self) -> "Settings":
         """Where it is, and who comes; a password that is missing is asked for."""
@@ -72,8 +94,7 @@ class StreamsBroker(Broker):
         who, password = self._login()
         login = {"user": who, "password": password, "virtual_host": self.vhost}
         where = settings.streams_address(self.url, host=self.host, port=self.port, tls=self.tls, **login)
-        if (self.ca_file or self.certificate or self.key) and not where.tls:
-            raise click.UsageError("--ca-file, --certificate and --key are for TLS: add --tls")
+        self._refuse_files_without(where)
         return where
 
     def connect(self) -> "StreamsConnection":  # type: ignore[override]
@@ -86,31 +107,9 @@ class StreamsBroker(Broker):
             user=where.user or "",
             password=where.password or "",
             virtual_host=where.virtual_host,
-            tls=self._context(where.skip_cert_validation) if where.tls else None,
+            tls=self._context(where) if where.tls else None,
             client_properties={"connection_name": "vibemq streams"},
         )
-
-    def _context(self, trust_all: bool) -> "ssl.SSLContext":
-        import ssl
-
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file)
-        except OSError as problem:
-            reason = problem.strerror or problem
-            raise SetupError(f"--ca-file {self.ca_file}: {reason}", hint="It needs certificates as PEM.") from None
-        if trust_all:  # by the URL's skipCertValidation=true
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        if self.certificate:
-            try:
-                context.load_cert_chain(self.certificate, self.key)
-            except OSError as problem:
-                raise SetupError(
-                    f"--certificate {self.certificate}: {problem.strerror or problem}",
-                    hint="It needs a certificate and, there or in --key, the key that belongs to it, as PEM.",
-                ) from None
-        elif self.key:
-            raise click.UsageError("--key needs --certificate")
-        return context
 
 
 def _url_option(default: str, about: str) -> Any:
@@ -121,13 +120,20 @@ _LOGIN = (
     click.option("--user", metavar="NAME", help="Who we are, if not said in the URL."),
     click.option("--password-stdin", is_flag=True, help="Read the password from the first line of standard input."),
 )
+_TLS = (
+    click.option("--tls", is_flag=True, help="Speak TLS."),
+    click.option("--ca-file", metavar="FILE", help="Trust these authorities instead of the system's; with TLS."),
+    click.option("--certificate", metavar="FILE", help="Our certificate, for a broker that asks for one; PEM."),
+    click.option("--key", metavar="FILE", help="The key of --certificate, if that has none in it."),
+)
 _STREAMS_URL = "vibemq://[USER:PASSWORD@]HOST[/?streamsPort=PORT] or rabbitmq-stream[+tls]://[...@]HOST[:PORT][/VHOST]."
 queues_options = options_as(
     "broker",
     Broker,
     json_option,
-    _url_option("vibemq://localhost:2925", "Where the broker is: vibemq://[USER:PASSWORD@]HOST[:PORT]."),
+    _url_option("vibemq://localhost", "Where the broker is: vibemq[s]://[USER:PASSWORD@]HOST[:PORT]."),
     *_LOGIN,
+    *_TLS,
 )
 streams_options = options_as(
     "broker",
@@ -138,8 +144,5 @@ streams_options = options_as(
     click.option("--port", type=click.IntRange(1, 65_535), metavar="PORT", help="Default 5552, with TLS 5551."),
     *_LOGIN,
     click.option("--vhost", metavar="NAME", help="Virtual host, if not said in the URL (default /)."),
-    click.option("--tls", is_flag=True, help="Speak TLS."),
-    click.option("--ca-file", metavar="FILE", help="Trust these authorities instead of the system's; with TLS."),
-    click.option("--certificate", metavar="FILE", help="Our certificate, for a broker that asks for one; PEM."),
-    click.option("--key", metavar="FILE", help="The key of --certificate, if that has none in it."),
+    *_TLS,
 )

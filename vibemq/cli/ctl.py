@@ -19,6 +19,7 @@ from vibemq.cli import ctl_remote
 from vibemq.cli.ctl_commands import COMMANDS, STANDARD_OUTPUT
 from vibemq.cli.ctl_orders import UNAVAILABLE, USAGE, Command, Order, Refused
 from vibemq.cli.data import DataDir, data_options
+from vibemq.cli.management import Management
 from vibemq.errors import VibeMQError
 
 FORMATTERS = ("table", "pretty_table", "json", "csv")
@@ -115,18 +116,29 @@ def _price(what: str, default: float, of: str) -> Any:
 @click.option("--initial-cluster-size", metavar="N", help="add_super_stream: taken and kept.")
 @click.option("--stream", metavar="STREAM", help="list_stream_group_consumers: of which stream.")
 @click.option("--reference", metavar="NAME", help="list_stream_group_consumers: of which group.")
+@click.option("--user", metavar="USER", help="list_user_limits: of which user.")
 @click.option("--description", metavar="TEXT", help="add_vhost: for people.")
 @click.option("--tags", metavar="A,B", help="add_vhost: for tools.")
 @_price("put", ctl_remote.PUT_PRICE, "1000 PUT and LIST requests; defaults: dollars of S3 Standard, us-east-1, 2025")
 @_price("get", ctl_remote.GET_PRICE, "1000 GET requests")
 @_price("storage", ctl_remote.STORAGE_PRICE, "a GB and month")
+@click.option(
+    "--url",
+    envvar="VIBEMQ_ADMIN_URL",
+    metavar="URL",
+    help="A broker elsewhere: https://USER@HOST[:2936]; the password is VIBEMQ_PASSWORD, or asked for.",
+)
+@click.option("--ca-file", metavar="FILE", help="With --url: trust these authorities instead of the system's.")
+@click.option("--certificate", metavar="FILE", help="With --url: our certificate, for a broker that asks for one.")
+@click.option("--key", metavar="FILE", help="With --url: the key of --certificate, if that has none in it.")
 @data_options
 @click.pass_context
 def ctl(ctx: click.Context, command: str, words: tuple[str, ...], data: DataDir, **options: Any) -> None:
     """Manage a broker with the words of rabbitmqctl and rabbitmq-streams.
 
     Reaches the broker through its data directory, without a password.  Where no broker runs, users, virtual
-    hosts, permissions and policies are changed all the same.
+    hosts, permissions and policies are changed all the same.  With --url it is asked over HTTPS, as a user whose tags
+    say what it may do.
     """
     try:
         found = COMMANDS.get(command)
@@ -135,6 +147,10 @@ def ctl(ctx: click.Context, command: str, words: tuple[str, ...], data: DataDir,
             meant = f"did you mean {near[0]}? " if near else ""
             raise Refused(USAGE, f"Command '{command}' not found; {meant}`vibemq ctl --help` lists all")
         _refuse_options_of_others(ctx, found)
+        if options["url"] is not None:
+            data.management = Management(*(options[name] for name in ("url", "ca_file", "certificate", "key")))
+        elif options["ca_file"] or options["certificate"] or options["key"]:
+            raise Refused(USAGE, "--ca-file, --certificate and --key need --url")
         _run(found, words, data, options)
     except (Refused, VibeMQError) as problem:
         hint = f"\n  hint: {problem.hint}" if problem.hint else ""

@@ -213,6 +213,37 @@ def list_policies(order: Order) -> Any:
     return [{**policy, "definition": json.dumps(policy["definition"], separators=(",", ":"))} for policy in found]
 
 
+# ---- limits ----
+
+
+def _limits(order: Order) -> dict[str, Any]:
+    invalid = Refused(DATA, 'the limits are no JSON object; an example is {"max-connections": 10, "publish-rate": 500}')
+    limits = _json_of(order.words["definition"], invalid)
+    if not isinstance(limits, dict):
+        raise invalid
+    return limits
+
+
+def clear_user_limits(order: Order) -> Any:
+    every = order.words["limit"] == "all"
+    order.ask("DELETE /user-limits/{username}" + ("" if every else "/{limit}"), codes=_NO_USER)
+
+
+def list_user_limits(order: Order) -> Any:
+    """Of all users, or of --user."""
+    one = order.options["user"] is not None
+    found = order.ask("GET /user-limits" + ("/{user}" if one else ""), codes=_NO_USER)
+    return [{**each, "limits": json.dumps(each["value"], separators=(",", ":"))} for each in found]
+
+
+def list_vhost_limits(order: Order) -> Any:
+    """Of all virtual hosts; with --vhost only of one, which "/" is as well."""
+    found = order.ask("GET /vhost-limits")
+    vhost = order.options["vhost"]
+    chosen = [each for each in found if vhost in ("/", each["vhost"])]
+    return [{**each, "limits": json.dumps(each["value"], separators=(",", ":"))} for each in chosen]
+
+
 # ---- connections, publishers, consumers ----
 
 
@@ -359,6 +390,21 @@ COMMANDS = {command.name: command for command in (
             "DELETE /policies/{vhost}/{name}", codes={404: (UNAVAILABLE, "Parameter does not exist")}),
     Command("list_policies", "Lists the policies of a virtual host.", 'Listing policies for vhost "{vhost}" ...',
             list_policies, columns="vhost name pattern apply-to definition priority"),
+    Command("set_user_limits <username> <definition>",
+            "Limits a user: max-connections, max-queues, max-streams, publish-rate (messages/s), as JSON; -1 is none.",
+            'Setting limits "{definition}" for user "{username}" ...', "PUT /user-limits/{username}", codes=_NO_USER,
+            body=_limits),
+    Command("clear_user_limits <username> <limit>", "Removes one of a user's limits, or `all`.",
+            'Clearing "{limit}" limit for user "{username}" ...', clear_user_limits),
+    Command("list_user_limits", "Lists the limits of all users, or of --user.", "Listing limits for users ...",
+            list_user_limits, columns="user limits", options="user"),
+    Command("set_vhost_limits <definition>",
+            "Limits a virtual host, as set_user_limits a user; what is not named is not limited any more.",
+            'Setting vhost limits "{definition}" for vhost "{vhost}" ...', "PUT /vhost-limits/{vhost}", body=_limits),
+    Command("clear_vhost_limits", "Removes the limits of a virtual host.",
+            'Clearing vhost limits for vhost "{vhost}" ...', "DELETE /vhost-limits/{vhost}"),
+    Command("list_vhost_limits", "Lists the limits of virtual hosts.", "Listing limits for vhosts ...",
+            list_vhost_limits, columns="vhost limits"),
     Command("close_connection <connection> <explanation>",
             "Drops a connection, which is named as list_stream_connections shows it.",
             "Closing connection {connection}, reason: {explanation}...", "DELETE /connections/{connection}",

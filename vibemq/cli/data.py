@@ -22,6 +22,7 @@ from vibemq.cli.terminal import json_option, options_as, with_options
 from vibemq.errors import SetupError, UserError, VibeMQError
 
 if TYPE_CHECKING:
+    from vibemq.cli.management import Management
     from vibemq.config import Config
     from vibemq.storage.metadata import Metadata
 
@@ -67,6 +68,7 @@ class DataDir:
     """One data directory; nothing is looked at before it is needed."""
 
     timeout_s = 60.0  # for each answer of the broker
+    management: Management | None = None  # asked instead, wherever the broker is
 
     def __init__(self, config_path: str | None, data_dir: str | None) -> None:
         self._config_path = config_path
@@ -155,20 +157,27 @@ class DataDir:
             )
         return _body(*(found or self._ask_files(method, where, body, makes_data)))
 
-    def tell(self, method: str, where: str, body: dict[str, Any]) -> None:
-        """As ``ask``, where a broker serves from here; nothing where none does."""
+    def tell(self, method: str, where: str, body: dict[str, Any]) -> bool:
+        """As ``ask``, where a broker serves from here; False where none does."""
         if found := self._ask_broker(method, where, body):
             _body(*found)
+        return found is not None
 
     def _ask_broker(self, method: str, where: str, body: Any, reason: str = "") -> tuple[int, Any] | None:
         """Status and body of its answer; None: there is no broker."""
         import http.client  # late: `vibemq serve` does not wait for it
 
+        said = " ".join(reason.split()).encode("ascii", "backslashreplace").decode()
+        headers = {"Content-Type": "application/json", "X-Reason": said}
+        if self.management is not None:
+            try:
+                status, read = self.management.ask(method, f"/api{where}", body, headers, self.timeout_s)
+            except (OSError, http.client.HTTPException) as problem:
+                raise Failed(503, f"the broker did not answer: {problem}") from problem
+            return status, json.loads(read) if read else None
         link = self._connect()
         if link is None:
             return None
-        said = " ".join(reason.split()).encode("ascii", "backslashreplace").decode()
-        headers = {"Content-Type": "application/json", "X-Reason": said}
         connection = http.client.HTTPConnection("localhost", timeout=self.timeout_s)
         connection.sock = link
         try:
@@ -213,12 +222,17 @@ class DataDir:
     def _ask_files(self, method: str, where: str, body: Any, makes_data: bool) -> tuple[int, Any]:
         from vibemq.admin.api.answering import handle
         from vibemq.admin.api.calls import OWNER
+        from vibemq.admin.api.changes import audit
         from vibemq.admin.api.service import Api
         from vibemq.admin.workers import Workers
+        from vibemq.broker.audit import AuditLog, Author
 
         def work(metadata: Metadata) -> tuple[int, Any]:
             api = Api(self.config, metadata, Workers([]), "rabbit@localhost", {}, 0)
             answer = handle(api, method, where, OWNER, {}, body)
+            if answer.status < 300:
+                log = AuditLog(self.config.audit, self.path)
+                audit(log, Author("", "", "files"), method, where, body or {})
             return answer.status, answer.body
 
         if method == "GET":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -22,7 +23,7 @@ import click
 from vibemq.cli.connection import StreamsBroker, streams_options
 from vibemq.cli.following import follow
 from vibemq.cli.terminal import EXIT_INTERRUPTED, EXIT_TERMINATED, named_values, print_table
-from vibemq.errors import UserError
+from vibemq.errors import SetupError, UserError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 #: The variable in which Spark's workers on this machine find the password: options show up in plans and checkpoints.
 PASSWORD_VARIABLE = "VIBEMQ_SPARK_PASSWORD"
 INFER = "infer"
+LOG_END_BYTES = 65_536  # of Spark's log, where it says why it has not started
+UNRESOLVED = re.compile(r"(?:unresolved dependency|download failed): ([^#\s]+)#([^;\s]+);([^:!\s]+)")
 
 
 # ---- what both share ----
@@ -48,7 +51,11 @@ def _source_options(broker: StreamsBroker) -> dict[str, str]:
         "vhost": where.virtual_host,
     }
     if where.tls:
-        files = {"tlsCa": broker.ca_file, "tlsCert": broker.certificate, "tlsKey": broker.key}
+        files = {
+            "tlsCa": broker.ca_file or where.tls_ca,
+            "tlsCert": broker.certificate or where.tls_cert,
+            "tlsKey": broker.key or ("" if broker.certificate else where.tls_key),
+        }
         options |= {"tls": "true", **{name: os.path.abspath(file) for name, file in files.items() if file}}
     return options
 
@@ -80,10 +87,24 @@ def _session(name: str, master: str, config: dict[str, str], packages: tuple[str
     except (UserError, click.ClickException, SystemExit):
         _remove(folder)
         raise
-    except Exception:
+    except Exception as failed:
+        if missing := [":".join(names) for names in UNRESOLVED.findall(_end_of(log_file))]:
+            raise SetupError(
+                f"Spark cannot fetch {missing[0]}; where it looked is in {log_file}",
+                hint="Look at Maven Central which name and version there are for this Spark. Where Spark is to look "
+                "elsewhere, --spark-config spark.jars.ivySettings=FILE says so.",
+            ) from failed
         click.echo(f"vibemq: what Spark said is in {log_file}", err=True)
         raise
     _remove(folder)
+
+
+def _end_of(log_file: Path) -> str:
+    if not log_file.exists():  # it was not even started
+        return ""
+    with log_file.open("rb") as file:
+        file.seek(max(0, log_file.stat().st_size - LOG_END_BYTES))
+        return file.read().decode(errors="replace")
 
 
 def _remove(folder: str) -> None:

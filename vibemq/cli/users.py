@@ -207,6 +207,9 @@ def _tell_broker(data: DataDir, told: str) -> None:
     body = {"change": told, "by": f"vibemq users of {getpass.getuser()}"}
     data.timeout_s = TELL_TIMEOUT_S
     try:
-        data.tell("POST", "/changes", body)
+        if not data.tell("POST", "/changes", body):
+            from vibemq.broker.audit import AuditLog, Author
+
+            AuditLog(data.config.audit, data.path).say(Author(body["by"], "", "files"), "accounts.changed", told)
     except VibeMQError as problem:
         click.echo(f"vibemq: it is done, but the broker could not be told for its log: {problem}", err=True)

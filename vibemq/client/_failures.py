@@ -5,6 +5,7 @@ from vibemq import errors
 from vibemq.errors import ProtocolError, RequestFailed, VibeMQError
 from vibemq.protocols.micromsg2.spec import PORT_DEFAULT as MICROMSG2_PORT
 from vibemq.protocols.native.spec import PORT_DEFAULT as NATIVE_PORT
+from vibemq.protocols.native.spec import PORT_TLS_DEFAULT as NATIVE_PORT_TLS
 from vibemq.protocols.native.spec import ErrorCode
 from vibemq.protocols.streams.spec import PORT_DEFAULT as STREAMS_PORT
 from vibemq.protocols.streams.spec import Code, code_name
@@ -85,14 +86,18 @@ def _error(code: str | int, told: str) -> VibeMQError:
 SPEAKERS = (
     (b"HTTP", "an HTTP server", "HTTP is spoken by the management API (2926) and the SignalR door (2927)."),
     (b"\x04\x33UN", "a MicroMsg2 peer", f"MicroMsg2 is spoken on port {MICROMSG2_PORT}."),
-    (b"\x15\x03", "a TLS server", "TLS is spoken on ports of its own: streams 5551, SignalR 2937, MicroMsg2 2938."),
+    (
+        *(b"\x15\x03", "a TLS server"),
+        f"TLS is spoken on ports of its own: native {NATIVE_PORT_TLS}, streams 5551, SignalR 2937, MicroMsg2 2938, "
+        "management 2936.",
+    ),
 )
 PORTS = {
-    "native": f"native {NATIVE_PORT}",
+    "native": f"native {NATIVE_PORT} (TLS {NATIVE_PORT_TLS})",
     "streams": f"streams {STREAMS_PORT} (TLS 5551)",
     "MicroMsg2": f"MicroMsg2 {MICROMSG2_PORT} (TLS 2938)",
     "SignalR": "SignalR 2927 (TLS 2937)",
-    "management": "management 2926",
+    "management": "management 2926 (TLS 2936)",
 }
 
 

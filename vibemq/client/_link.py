@@ -41,6 +41,14 @@ async def within(timeout_s: float, told: str, hint: str) -> AsyncIterator[None]:
         raise TimeoutExceeded(told, hint=f"{hint} A longer timeout_s waits longer.") from None
 
 
+def _no_way_hint(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "tls_ca names the file of the authority that the broker's certificate is from; is it for this host name?"
+    if isinstance(error, ssl.SSLError):
+        return f"Is this the port for TLS? {wrong_door('native')}"
+    return "Does the broker run, is this its native port, and can this machine reach it?"
+
+
 class Link(asyncio.Protocol):
     """Until the answer to Connect has come, it is the first frame and nothing else is looked at.
 
@@ -72,11 +80,7 @@ class Link(asyncio.Protocol):
     async def open(self) -> codec.Message:
         """Connects and logs in; gives the answer to Connect."""
         settings, patience_s = self._settings, self._settings.connect_timeout_s
-        context = None
-        if settings.tls:
-            context = ssl.create_default_context()
-            if settings.skip_cert_validation:
-                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context = settings.tls_context()
         try:
             async with self._answer_within(patience_s, "connecting"):
                 await self._loop.create_connection(lambda: self, settings.host, settings.port, ssl=context)
@@ -85,11 +89,7 @@ class Link(asyncio.Protocol):
         except OSError as error:
             raise ConnectionClosed(
                 f"{self.peer}: could not connect: {error.strerror or error}",
-                hint=(
-                    f"The native door has no TLS: leave tls out. {wrong_door('native')}"
-                    if isinstance(error, ssl.SSLError)
-                    else "Does the broker run, is this its native port, and can this machine reach it?"
-                ),
+                hint=_no_way_hint(error),
             ) from error
         headers = {
             Header.CLIENT_VERSION.value: f"vibemq-python/{__version__}",

@@ -2,7 +2,7 @@
 """Where the broker is and how patient a client is with it: Settings, and the connection strings that give them.
 
 Both forms of other VibeMQ clients are read, with the same options and defaults:
-    vibemq://user:password@host:2925/?keepAlive=30&queues=orders,bills
+    vibemq://user:password@host:2925/?keepAlive=30&queues=orders,bills      or vibemqs, which is TLS
     Host=localhost;Port=2925;Username=user;Password="a;b";compression=none
 A streams door is named by these, too, with the options streamsPort and virtualHost, or as stream clients write it:
     rabbitmq-stream://user:password@host:5552/sales     or rabbitmq-stream+tls
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -28,13 +29,16 @@ from vibemq.protocols.native.spec import (
     FRAME_BODY_BYTES_MAX_DEFAULT,
     KEEP_ALIVE_S,
     PORT_DEFAULT,
+    PORT_TLS_DEFAULT,
 )
 from vibemq.protocols.streams.spec import PORT_DEFAULT as STREAMS_PORT
+from vibemq.protocols.streams.spec import PORT_TLS_DEFAULT as STREAMS_PORT_TLS
 
 SCHEME = "vibemq://"
+SCHEME_TLS = "vibemqs://"
 STREAMS_SCHEMES = ("rabbitmq-stream", "rabbitmq-stream+tls")
-STREAMS_PORT_TLS = 5551
-SHARED = ("host", "user", "password", "virtual_host", "tls", "skip_cert_validation")  # by both doors of a broker
+#: By both doors of a broker.
+SHARED = ("host", "user", "password", "virtual_host", "tls", "skip_cert_validation", "tls_ca", "tls_cert", "tls_key")
 CONNECT_TIMEOUT_S = 30  # a broker may take its time with a password, on purpose
 TRUE = frozenset(("true", "1", "yes", "on"))
 FALSE = frozenset(("false", "0", "no", "off"))
@@ -51,8 +55,11 @@ class Settings:
     port: int = PORT_DEFAULT
     user: str | None = None
     password: str | None = field(default=None, repr=False)
-    tls: bool = False
+    tls: bool | ssl.SSLContext = False  # a context is used as it is
     skip_cert_validation: bool = False
+    tls_ca: str = ""  # a PEM file with the authorities that are trusted; "": the system's
+    tls_cert: str = ""  # our certificate, for a broker that asks for one, as PEM
+    tls_key: str = ""  # its key, where that is not in the certificate's file
     keep_alive_s: float = KEEP_ALIVE_S
     command_timeout_s: float = COMMAND_TIMEOUT_S
     connect_timeout_s: float = CONNECT_TIMEOUT_S
@@ -75,6 +82,13 @@ class Settings:
                 f"connection to {self.host}: needed a user name and a password, had only one of them",
                 hint="Give both, or neither for a broker without authorization.",
             )
+        if not self.tls and (self.tls_ca or self.tls_cert or self.tls_key):
+            raise ConfigError(
+                f"connection to {self.host}: tls_ca, tls_cert and tls_key are for TLS, which is not asked for",
+                hint=f"Begin the URL with {SCHEME_TLS}, or set tls.",
+            )
+        if self.tls_key and not self.tls_cert:
+            raise ConfigError(f"connection to {self.host}: tls_key needs tls_cert, the certificate that it belongs to")
         if not 1 <= self.port <= 65_535:
             raise ConfigError(f"connection to {self.host}: needed a port from 1 to 65535, had {self.port}")
         for name in self.compression:
@@ -87,6 +101,30 @@ class Settings:
     def peer(self) -> str:
         """For people: where the broker is, without the password."""
         return f"{self.host}:{self.port}"
+
+    def tls_context(self, ca: str = "tls_ca", cert: str = "tls_cert", key: str = "tls_key") -> ssl.SSLContext | None:
+        """Of a new connection, so that files which were renewed are read anew.  Raises ConfigError.
+
+        By these names an error calls the files.
+        """
+        if not self.tls or isinstance(self.tls, ssl.SSLContext):
+            return self.tls or None
+        try:
+            context = ssl.create_default_context(cafile=self.tls_ca or None)
+        except OSError as error:
+            told = f"{ca} {self.tls_ca}: {error.strerror or error}"
+            raise ConfigError(told, hint="It needs certificates of authorities as PEM.") from error
+        if self.skip_cert_validation:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if self.tls_cert:
+            try:
+                context.load_cert_chain(self.tls_cert, self.tls_key or None)
+            except OSError as error:
+                raise ConfigError(
+                    f"{cert} {self.tls_cert}: {error.strerror or error}",
+                    hint=f"It needs a certificate and, there or in {key}, the key that belongs to it, as PEM.",
+                ) from error
+        return context
 
     def delay_s(self, attempt: int) -> float:
         """How long to wait before reconnect number `attempt`, which counts from 1."""
@@ -107,8 +145,12 @@ def parse(text: str | None, **options: Any) -> Settings:
     if text is None or not text.strip():
         raise ConfigError("connection string: it is empty", hint="For instance vibemq://localhost:2925.")
     text = text.strip()
-    if text[: len(SCHEME)].lower() == SCHEME:
+    scheme = text[: len(SCHEME_TLS)].lower()
+    if scheme.startswith(SCHEME):
         given, rest = _url(text[len(SCHEME) :])
+    elif scheme == SCHEME_TLS:
+        given, rest = _url(text[len(SCHEME_TLS) :])
+        given["tls"] = True
     elif "://" in text.split("=", 1)[0]:
         scheme, _, place = text.partition("://")
         address = place.partition("/")[0].rpartition("@")[2]
@@ -126,7 +168,11 @@ def parse(text: str | None, **options: Any) -> Settings:
     known = {f.name for f in fields(Settings)}
     if unknown := options.keys() - known:
         raise ConfigError(f"connection options: there is no {', '.join(sorted(unknown))}; known are {sorted(known)}")
-    return Settings(**{**given, **_options(rest), **options})
+    said = {**given, **_options(rest), **options}
+    if given.get("tls") and not said["tls"]:
+        raise ConfigError(f"connection string: {SCHEME_TLS} is TLS, and tls is false", hint=f"Say {SCHEME} without it.")
+    said.setdefault("port", PORT_TLS_DEFAULT if said.get("tls") else PORT_DEFAULT)
+    return Settings(**said)
 
 
 def streams_address(
@@ -307,6 +353,9 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "tls": ("tls", *_TRUTH),
     "useTls": ("tls", *_TRUTH),
     "skipCertValidation": ("skip_cert_validation", *_TRUTH),
+    "tlsCa": ("tls_ca", str, ""),
+    "tlsCert": ("tls_cert", str, ""),
+    "tlsKey": ("tls_key", str, ""),
     "keepAlive": ("keep_alive_s", *_POSITIVE),
     "keepAliveInterval": ("keep_alive_s", *_POSITIVE),
     "commandTimeout": ("command_timeout_s", *_SOME_SECONDS),

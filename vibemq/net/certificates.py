@@ -16,6 +16,7 @@ import datetime
 import logging
 import math
 import re
+import ssl
 import time
 from functools import partial
 from typing import Any, NamedTuple
@@ -46,6 +47,7 @@ _OPTIONS = SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_TICKET | SSL.OP_NO_COMPRESSION | 
 _SESSIONS_OF = b"vibemq"  # where clients show certificates, OpenSSL wants a name for sessions, resumed or not
 VERIFY = {"none": SSL.VERIFY_NONE, "optional": SSL.VERIFY_PEER,
           "required": SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT}  # fmt: skip
+VERIFY_STANDARD = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 #: Alternative names that can be a user, as they are called in configurations of OpenSSL.
 _ALTERNATIVES: dict[type[Any], str] = {x509.DNSName: "DNS", x509.RFC822Name: "email",
                                        x509.UniformResourceIdentifier: "URI"}  # fmt: skip
@@ -56,9 +58,14 @@ logger = logging.getLogger(__name__)
 class Certificates:
     """Raises ConfigError when the files cannot be used."""
 
-    def __init__(self, options: Tls) -> None:
-        self.options = options
+    #: The same for the management API: asyncio takes the standard library's contexts, and its OpenSSL is the system's.
+    http: ssl.SSLContext
+
+    def __init__(self, options: Tls, *, with_http: bool = False) -> None:
+        self.options, self._with_http = options, with_http
         self.context, self._lists = _load(options)
+        if with_http:
+            self.http = _standard(options, has_lists=bool(self._lists))
         self.ends_s: float | None = None  # Unix time; None when that cannot be read
         openssl.check(self.accept())  # now, and not when the first client comes
         logger.info("TLS is done by %s", SSL.OpenSSL_version(SSL.OPENSSL_VERSION).decode())
@@ -71,6 +78,8 @@ class Certificates:
         self.stale = False
         try:
             found = _load(self.options)
+            if self._with_http:
+                self.http = _standard(self.options, has_lists=bool(found[1]))
         except (ConfigError, OSError) as problem:
             self._was_read(None, problem)
         else:
@@ -235,6 +244,30 @@ def _load(options: Tls) -> tuple[SSL.Context, list[_List]]:
             hint="name the PEM file with the authorities whose client certificates are accepted",
         ) from None
     return context, _use_lists(context, options)
+
+
+def _standard(options: Tls, *, has_lists: bool) -> ssl.SSLContext:
+    """Of the files that were just loaded, and found to fit together."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
+    context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.num_tickets = 0
+    context.set_ciphers(_CIPHERS.decode())
+    context.verify_mode = VERIFY_STANDARD[options.verify]
+    try:
+        context.load_cert_chain(options.certificate, options.key or None, password="")
+        if options.verify != "none":
+            for path in filter(None, (options.client_ca, options.client_crl)):
+                context.load_verify_locations(path)
+    except ssl.SSLError as problem:
+        raise ConfigError(
+            f"the files of [tls] cannot be used for HTTPS, which Python's OpenSSL does: {problem.reason or problem}",
+            hint="have certificates issued for ECDSA or RSA keys, or set admin.enabled to false",
+        ) from None
+    if has_lists:
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+    return context
 
 
 def _use_lists(context: SSL.Context, options: Tls) -> list[_List]:

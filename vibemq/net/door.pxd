@@ -11,12 +11,13 @@ cpdef enum Pause:
     PAUSE_UNCONFIRMED = 4  # too many messages wait for a sync: syncs
     PAUSE_PARKED = 8       # too much is parked before full queues: consumers of those queues, block_timeout_ms
     PAUSE_ALARM = 16       # too little disk or memory is free, and it publishes: consumers, retention, an operator
+    PAUSE_RATE = 64        # its user or virtual host publishes more than its limit allows: time
     PAUSE_ENDING = 32      # the broker ends, and nothing is in flight: nothing, the connection ends with its last sync
 
 
 # What a person is shown as "blocked".
 cdef enum:
-    PAUSES_SHOWN = 4 | 8 | 16
+    PAUSES_SHOWN = 4 | 8 | 16 | 64
 
 
 # The contract between a connection and the door it came through.  One Session per

@@ -189,11 +189,13 @@ class Restored:
         if not self.places:
             return
         known = {stub.first for stub in cold.stubs(self.directory)}
-        for place in self.places:
-            if place.first not in known:
-                async with tables:
-                    size = await segment_bytes(bucket, place, places[place])
-                cold.write_stub(self.directory, stub_of(place, size))
+
+        async def take(place: Place) -> None:
+            async with tables:
+                size = await segment_bytes(bucket, place, places[place])
+                await asyncio.to_thread(cold.write_stub, self.directory, stub_of(place, size))
+
+        await asyncio.gather(*(take(place) for place in self.places if place.first not in known))
         last = self.places[-1]
         self._in_store = last.next
         if self.is_missing:

@@ -4,7 +4,7 @@
 | do | what | answer |
 |---|---|---|
 | change | `number`, `body`: create this change of the metadata | `taken`: the body of the one that is there |
-| fetch | `log`, `segment`, `from`, `to`: have these bytes of a cold segment here | |
+| fetch | `log`, `segment`, `from`, `to`: have them here, of a cold segment; none: a reader reads on there | |
 | index | `log`, `segment`: have its index here | |
 | status | | what `vibemq ctl remote_status` shows |
 
@@ -123,11 +123,11 @@ class Service:
         return {}
 
     async def _fetch(self, asked: dict[str, Any]) -> dict[str, object]:
-        await self.tier.fetch(self._log(asked), int(asked["segment"]), int(asked["from"]), int(asked["to"]))
+        await self.tier.cache.fetch(self._log(asked), int(asked["segment"]), int(asked["from"]), int(asked["to"]))
         return {}
 
     async def _index(self, asked: dict[str, Any]) -> dict[str, object]:
-        await self.tier.fetch_index(self._log(asked), int(asked["segment"]))
+        await self.tier.cache.fetch_index(self._log(asked), int(asked["segment"]))
         return {}
 
     async def _status(self, asked: dict[str, Any]) -> dict[str, object]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second tier: closed segments go up in the background, and what is read of them later comes back in blocks.
+"""The second tier: closed segments go up in the background; what is read of them later comes back (cache.py).
 
 A segment is sent up once, whole: the table behind it first, then its index, then itself, so one that a listing shows
 is complete. A stub beside it in the log's directory (csrc/log/FORMAT.md) says that the store has it: from then on
@@ -25,6 +25,7 @@ from vibemq.config import Remote
 from vibemq.errors import RemoteError, StorageError
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote.bucket import Bucket
+from vibemq.remote.cache import Cache
 from vibemq.remote.objects import Kind, Place
 from vibemq.remote.stubs import mend, place_of, places_of_all
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, housekeep
@@ -42,31 +43,10 @@ FORGET_TRIES = 8
 FORGETS_AT_A_TIME = 8
 #: How often it looks which objects retention has made superfluous.
 SWEEP_S = 30.0
-#: Blocks that are fetched before a reader who reads on asks for them.
-AHEAD_BLOCKS = 2
-CACHED_SEGMENTS_MAX = 256
 SUFFIXES = {"tracking": Kind.TRACKING, "index": Kind.INDEX, "segment": Kind.SEGMENT}
 GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
 
 log = logging.getLogger("vibemq.remote")
-
-
-class Cached:
-    """Blocks of one cold segment that are here.  Raises StorageError."""
-
-    def __init__(self, directory: str, place: Place) -> None:
-        self.directory, self.place = directory, place
-        self.blocks = cold.Blocks(directory, place.first)
-        self.there = bytearray(self.blocks.marks())
-        self.last = -1  # the block that was asked for last
-
-    @property
-    def bytes(self) -> int:
-        return self.there.count(1) * cold.BLOCK_BYTES
-
-    def put(self, number: int, data: memoryview) -> None:
-        self.blocks.put(number, data)
-        self.there[number] = 1
 
 
 class Paused(NamedTuple):
@@ -83,6 +63,7 @@ class Tier:
     ) -> None:
         """``uploaded(incarnation, offset)``: the store has closed segments up to there."""
         self.config, self.bucket, self.metadata = config, bucket, metadata
+        self.cache = Cache(config, bucket, metadata.streams_dir)
         self._uploaded = uploaded
         self._is_looking = True
         self._pauses: dict[str, Paused] = {}
@@ -90,13 +71,12 @@ class Tier:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._places: dict[str, list[Place]] = {}  # of each stream, rising
-        self._fetching: dict[tuple[Cached, int], asyncio.Task[None]] = {}
         self._forgets = asyncio.Semaphore(FORGETS_AT_A_TIME)
-        self._cache: OrderedDict[tuple[str, int], Cached] = OrderedDict()
         self._says = OnceAMinute(log, logging.ERROR)
         self.segments = self.segment_bytes = 0
 
     def start(self) -> None:
+        self.in_background(self.cache.clear())
         self.in_background(self._work())
 
     @property
@@ -129,6 +109,7 @@ class Tier:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.cache.close()
 
     # ---- up ----
 
@@ -241,8 +222,7 @@ class Tier:
             self._places.pop(incarnation, None)
             self._looks.pop(incarnation, None)
             self._pauses.pop(incarnation, None)
-            for key in [key for key in self._cache if key[0] == incarnation]:
-                self._cache.pop(key)
+            self.cache.forget(incarnation)
             self.in_background(self._forget(f"streams/{incarnation}/"))
 
     async def _forget(self, prefix: str) -> None:
@@ -301,7 +281,6 @@ class Tier:
             directory = self._directory(incarnation)
             if os.path.isdir(directory):  # else another broker's, or one that was deleted: `vibemq remote prune`
                 try:
-                    await self._evict_left(incarnation, directory)
                     await mend(self.bucket, directory, listed)
                     await self._reconcile_one(incarnation, directory, set(listed))
                 except (StorageError, OSError) as problem:
@@ -325,97 +304,8 @@ class Tier:
             return  # what was taken out of the log may be all that is left of something
         await self._delete([place for place in listed - stubs.keys() if place.next <= first])
 
-    async def _evict_left(self, incarnation: str, directory: str) -> None:
-        """Blocks that an archiver before this one has fetched, and that nobody has asked for since, are not counted."""
-        for name in await asyncio.to_thread(os.listdir, directory):
-            number, dot, suffix = name.partition(".")
-            if dot + suffix == ".cold" and number.isdigit() and (incarnation, int(number)) not in self._cache:
-                cold.evict(directory, int(number))
-
     def _directory(self, incarnation: str) -> str:
         return os.path.join(self.metadata.streams_dir, incarnation)
-
-    # ---- back ----
-
-    async def fetch(self, incarnation: str, segment: int, start: int, end: int) -> None:
-        """Have bytes [start, end) of a cold segment here.  Raises RemoteError, StorageError."""
-        cached = self._cached(incarnation, segment)
-        last = min(-(-end // cold.BLOCK_BYTES), cached.blocks.count)
-        wanted = range(start // cold.BLOCK_BYTES, last)
-        if not wanted:
-            return
-        reads_on = cached.last in (wanted[0] - 1, wanted[0])
-        ahead = range(last, min(last + AHEAD_BLOCKS, cached.blocks.count) if reads_on else last)
-        cached = self._room_for(cached, [*wanted, *ahead])
-        cached.last = wanted[-1]
-        fetches = [self._fetch_once(cached, number) for number in wanted]
-        for number in ahead:
-            self.in_background(self._fetch_once(cached, number))
-        await asyncio.gather(*fetches)
-
-    def _cached(self, incarnation: str, segment: int) -> Cached:
-        found = self._cache.get((incarnation, segment))
-        if found is None:
-            directory = self._directory(incarnation)
-            place = self._place_of(directory, incarnation, segment)
-            found = self._cache[incarnation, segment] = Cached(directory, place)
-        self._cache.move_to_end((incarnation, segment))
-        return found
-
-    def _place_of(self, directory: str, incarnation: str, segment: int) -> Place:
-        stub = next((stub for stub in cold.stubs(directory) if stub.first == segment), None)
-        if stub is None:
-            raise RemoteError(f"segment {segment} of {incarnation} is not in the object store")
-        return place_of(incarnation, stub)
-
-    async def _fetch_once(self, cached: Cached, number: int) -> None:
-        """Several readers may want one block at once."""
-        if cached.there[number]:
-            return
-        key = cached, number
-        task = self._fetching.get(key)
-        if task is None:
-            task = self._fetching[key] = asyncio.get_running_loop().create_task(self._fetch_block(cached, number))
-            task.add_done_callback(lambda _: self._fetching.pop(key, None))
-        await asyncio.shield(task)
-
-    async def _fetch_block(self, cached: Cached, number: int) -> None:
-        at = number * cold.BLOCK_BYTES
-        until = min(at + cold.BLOCK_BYTES, cached.blocks.size_bytes)
-        data = await self.bucket.read_part(cached.place.key(), Kind.SEGMENT, at, until)
-        await asyncio.to_thread(cached.put, number, data)
-
-    @property
-    def cached_bytes(self) -> int:
-        """With what is on its way."""
-        return sum(cached.bytes for cached in self._cache.values()) + len(self._fetching) * cold.BLOCK_BYTES
-
-    def _room_for(self, asked: Cached, numbers: list[int]) -> Cached:
-        """See to it that these blocks of a segment fit in, and return what they go to.
-
-        The segments that were asked for longest ago make room, and at last this one itself: who still reads what goes
-        asks again. Only what one question wants may be more than there is room for. Descriptors have a limit, too.
-        """
-        missing = [n for n in numbers if not asked.there[n] and (asked, n) not in self._fetching]
-        most = self.config.cache_size_max_bytes - len(missing) * cold.BLOCK_BYTES
-        for key, oldest in list(self._cache.items()):
-            if len(self._cache) <= CACHED_SEGMENTS_MAX and self.cached_bytes <= most:
-                break
-            if oldest is asked and not asked.bytes:
-                break
-            del self._cache[key]  # its descriptor goes with the last fetch that has it
-            cold.evict(oldest.directory, oldest.place.first)
-            if oldest is asked:
-                return self._room_for(self._cached(*key), numbers)
-        return asked
-
-    async def fetch_index(self, incarnation: str, segment: int) -> None:
-        """Have a segment's index in its log's directory."""
-        directory = self._directory(incarnation)
-        path = _path(directory, segment, "index")
-        if not os.path.exists(path):
-            body = await self.bucket.read(self._place_of(directory, incarnation, segment).key("index"), Kind.INDEX)
-            await asyncio.to_thread(_write_whole, path, body)
 
     @property
     def unsent(self) -> dict[str, str]:
@@ -427,7 +317,7 @@ class Tier:
             "segments": self.segments,
             "segment_bytes": self.segment_bytes,
             "streams_waiting_to_be_sent": len(self._looks.keys() | self._pauses.keys()),
-            "cache_bytes": self.cached_bytes,
+            "cache_bytes": self.cache.bytes,
         }
 
 
@@ -499,10 +389,3 @@ def _pieces(path: str) -> Iterator[bytes]:
     with open(path, "rb", buffering=0) as file:
         while piece := file.read(PIECE_BYTES):
             yield piece
-
-
-def _write_whole(path: str, body: memoryview) -> None:
-    half_made = f"{path}.tmp"
-    with open(half_made, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(body)
-    os.rename(half_made, path)

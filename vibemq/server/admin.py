@@ -21,6 +21,7 @@ from vibemq.admin.api.service import Api
 from vibemq.admin.http import Server
 from vibemq.admin.page.sampler import Sampler
 from vibemq.admin.workers import Workers
+from vibemq.broker.audit import AuditLog
 from vibemq.broker.disk import Reserve
 from vibemq.config import Config
 from vibemq.once_a_minute import say_due, say_rest
@@ -58,13 +59,17 @@ async def _serve(context: Context) -> None:
         context.started_ms,
         context.conditions,
     )
+    api.audit = AuditLog(context.config.audit, context.data_dir)
     api.sampler = Sampler(api)
     api.sampler.start()
     server = Server(api, Authenticator(metadata, context.config.guest.allow_loopback))
-    await server.listen(context.listeners.get("admin"), context.listeners["ctl"])
+    certificates, doors = context.certificates, context.listeners
+    await server.listen(doors.get("admin"), doors["ctl"], doors.get(f"admin{listeners.TLS}"), certificates)
     log.info("the management API is ready")
     while not stop.is_set() and os.getppid() == context.supervisor_pid:
         say_due()
+        if certificates is not None and certificates.stale:
+            await asyncio.to_thread(certificates.refresh)
         try:
             await asyncio.wait_for(stop.wait(), ORPHAN_CHECK_S)
         except TimeoutError:

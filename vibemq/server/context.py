@@ -18,6 +18,7 @@ from vibemq.errors import Superseded
 from vibemq.server.datadir import metadata_path
 from vibemq.server.handover import Channel
 from vibemq.server.hangs import Beats
+from vibemq.storage.shm import Usage
 
 #: The archiver's exit code, and then the broker's, when another broker has the bucket: it must not be started again.
 DEPOSED = Superseded.exit_code
@@ -43,6 +44,7 @@ class World:
     # By index of the worker: its end and the admin process's, for questions; empty where there is no such process.
     inquiries: list[tuple[socket.socket, socket.socket]]
     conditions: Conditions
+    usage: Usage  # what those use who have limits
     certificates: Certificates | None  # of the listeners that speak TLS
     addresses: dict[str, str]  # door name -> HOST:PORT as shown in the ready line
     started_ms: int  # when the broker started, by the wall clock

@@ -11,9 +11,11 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from typing import TypeVar
 
 import vibemq.storage.log as logs
 from vibemq.broker.disk import Reserve
@@ -25,9 +27,12 @@ from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.transactions import STAGING
 
+#: Each waits for the disk some ten times to have written little, and those waits can be shared.
+RECOVERIES_AT_A_TIME = 16
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 log = logging.getLogger("vibemq.server")
+Outcome = TypeVar("Outcome")
 
 
 def recover_all(
@@ -43,15 +48,21 @@ def recover_all(
     known: set[str] = set()
     policies = metadata.held_policies()
     told = began
-    for record in metadata.logs():
-        known.add(record.incarnation)
+
+    def recover(record: StreamRecord) -> "logs.RecoveryReport | VibeMQError | None":
+        # A queue that was a stream before keeps the size of one.
+        is_queue = record.queue is not None and not record.queue.get("keep")
+        segment = queue_segment_size_bytes if is_queue else segment_size_bytes
+        arguments = policies.arguments(record)
         try:
-            # A queue that was a stream before keeps the size of one.
-            is_queue = record.queue is not None and not record.queue.get("keep")
-            segment = queue_segment_size_bytes if is_queue else segment_size_bytes
-            recover = partial(_recover, record, policies.arguments(record), segment, chunk_messages_max, local_limits)
-            report = reserve.retry(recover)
+            return reserve.retry(partial(_recover, record, arguments, segment, chunk_messages_max, local_limits))
         except VibeMQError as problem:
+            return problem
+
+    for record, report in _at_a_time(recover, list(metadata.logs())):
+        known.add(record.incarnation)
+        if isinstance(report, VibeMQError):
+            problem = report
             if record.vhost == STAGING and getattr(problem, "code", "") in ("ERR_NOT_FOUND", "ERR_DELETED"):
                 continue  # thrown away, all but the record
             log.error("stream %r (%s) cannot be used: %s", record.name, record.directory, problem)
@@ -71,6 +82,17 @@ def recover_all(
     if checked:
         log.info("recovered %d streams in %.2f s, %d bytes checked", checked, time.monotonic() - began, checked_bytes)
     return usable
+
+
+def _at_a_time(
+    recover: Callable[[StreamRecord], Outcome], records: list[StreamRecord]
+) -> Iterator[tuple[StreamRecord, Outcome]]:
+    """In the order of the records.  No thread is left behind: workers are forked from here."""
+    with ThreadPoolExecutor(RECOVERIES_AT_A_TIME, thread_name_prefix="recovery") as pool:
+        try:
+            yield from zip(records, pool.map(recover, records), strict=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _recover(

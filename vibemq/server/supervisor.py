@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.alarms import Conditions, MemoryWatch
 from vibemq.broker.disk import Reserve
+from vibemq.broker.limits import ROWS
 from vibemq.config import WORKERS_MAX, Config, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
@@ -131,7 +132,8 @@ class Supervisor:
         if self.config.tls != Tls():
             from vibemq.net.certificates import Certificates  # loads OpenSSL, which few brokers need
 
-            self.certificates = Certificates(self.config.tls)  # while root, if we are, may read the key
+            with_http = self.admin_run is not None and self.config.admin.enabled
+            self.certificates = Certificates(self.config.tls, with_http=with_http)  # while root may read the key
             self.certificates_said_s = time.monotonic()
         metadata = Metadata(datadir.metadata_path(self.data_dir))
         if self.config.remote.url:
@@ -162,7 +164,7 @@ class Supervisor:
         doors = {name: getattr(config, name) for name in ("streams", "native", "signalr", "micromsg2")}
         ports = {name: door.port for name, door in doors.items() if door.enabled}
         if config.tls.certificate:
-            ports |= {name + listeners.TLS: doors[name].tls_port for name in ports if name != "native"}
+            ports |= {name + listeners.TLS: doors[name].tls_port for name in ports}
         return ports
 
     def _ensure_superuser(self, metadata: Metadata) -> None:
@@ -214,9 +216,11 @@ class Supervisor:
             self.admin = Process(ADMIN, "the admin process", -1, *calls, lambda _: None)
             self.processes.append(self.admin)
             admin = self.config.admin
-            if admin.enabled:
-                http = self.admin.listeners[ADMIN] = listeners.bind(ADMIN, admin.host, admin.port, 1)[0]
-                self.addresses[ADMIN] = listeners.shown(http)
+            doors = {ADMIN: admin.port, ADMIN + listeners.TLS: admin.tls_port}
+            for door, port in doors.items() if admin.enabled else ():
+                if door == ADMIN or self.config.tls.certificate:
+                    http = self.admin.listeners[door] = listeners.bind(door, admin.host, port, 1)[0]
+                    self.addresses[door] = listeners.shown(http)
             self.admin.listeners["ctl"] = listeners.bind_ctl(self.data_dir)
         if self.config.remote.url:
             # Until the workers have ended they wait for what it confirms.
@@ -287,6 +291,7 @@ class Supervisor:
             handovers=handover.channels(count),
             inquiries=[socket.socketpair(socket.AF_UNIX, kind) for _ in range(count if self.admin else 0)],
             conditions=self.conditions,
+            usage=shm.Usage(ROWS, count),
             certificates=self.certificates,
             addresses=self.addresses,
             started_ms=self.started_ms,
@@ -474,8 +479,8 @@ class Supervisor:
         self._reload_options()
         if self.certificates is not None:
             self.certificates.refresh()  # for workers that are started later, and to say what is wrong once
-        for worker in self.workers:
-            worker.tell(signal.SIGHUP)
+        for process in (*self.workers, *([self.admin] if self.admin else [])):
+            process.tell(signal.SIGHUP)
 
     def _reload_options(self) -> None:
         if self.reload is None:
@@ -488,8 +493,6 @@ class Supervisor:
             return
         self.level[0] = LEVELS.index(new.server.log_level)
         logs.set_level(new.server.log_level)
-        if self.admin is not None:
-            self.admin.tell(signal.SIGHUP)
         waiting = sorted(_changes(self.config, new) - {"server.log_level"})
         log.info("SIGHUP: log level is %s", new.server.log_level)
         if waiting:

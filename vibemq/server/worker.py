@@ -23,9 +23,11 @@ from vibemq.access.rights import Rights
 from vibemq.access.tokens import Tokens
 from vibemq.access.users import Authenticator
 from vibemq.broker.alarms import Alarm, Alarms
+from vibemq.broker.audit import AuditLog
 from vibemq.broker.catalog import Catalog
 from vibemq.broker.fanout import FanOut
 from vibemq.broker.groups import Groups
+from vibemq.broker.limits import WorkerLimits
 from vibemq.broker.messages import Messages
 from vibemq.broker.options import FAN_OUTS, DeliveryMode, options_of
 from vibemq.broker.parts import Broker
@@ -78,7 +80,8 @@ class Worker:
         config = context.config
         streams_dir = partial(os.path.join, metadata.streams_dir)
         streams = StreamTable(metadata, board, helpers, streams_dir, context.archiver_seat, config.remote.timeout_s)
-        self.catalog = Catalog(config, streams)
+        audit = AuditLog(config.audit, config.data_path)
+        self.catalog = Catalog(config, streams, audit)
         self.mail = Mail(context.mail_fd, board, context.worker_count)
         self.groups = Groups(GroupTable(context.groups_fd, board))
         timers = Timers()
@@ -95,6 +98,7 @@ class Worker:
         self.alarms.listen(self._set_alarms)
         self.accesses = Accesses(metadata)
         self.rights = Rights(metadata, config.guest.allow_loopback)
+        self.limits = WorkerLimits(metadata, context.usage, context.index, timers)
         self.adopting: list[tuple[str, str, bool]] = []  # virtual host, queue, are its options others
         self.adopt_timer = timers.timer(self._adopt_some)
         poller = selectors.DefaultSelector() if os.environ.get("VIBEMQ_POLLER") == "selectors" else Poller()
@@ -117,6 +121,7 @@ class Worker:
             authenticator=authenticator,
             accesses=self.accesses,
             rights=self.rights,
+            limits=self.limits,
             tokens=Tokens(metadata, authenticator),
             connection_rate=ConnectionRate(config.native.connections_per_address_per_minute),
             is_public=not listeners.is_loopback(listeners.resolve(config.server.host)[1]),
@@ -178,6 +183,7 @@ class Worker:
         try:
             self.accesses.refresh()
             self.rights.refresh()
+            self.limits.refresh()
         except StorageError as problem:
             logger.error("users and permissions cannot be looked at: %s", problem)
             return

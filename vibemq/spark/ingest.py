@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: What each format needs on Spark's classpath: a class of it, and where it is found.
 NEEDED = {
-    "delta": ("org.apache.spark.sql.delta.sources.DeltaDataSource", "io.delta:delta-spark_{scala}:VERSION"),
+    "delta": ("org.apache.spark.sql.delta.sources.DeltaDataSource", "io.delta:delta-spark_{spark}_{scala}:VERSION"),
     "iceberg": (
         "org.apache.iceberg.spark.source.IcebergSource",
         "org.apache.iceberg:iceberg-spark-runtime-{spark}_{scala}:VERSION",

@@ -5,3 +5,5 @@ from vibemq.storage.core cimport reader
 
 # What a helper thread is to call so that the reader's next bytes are in memory; the reader may move or close meanwhile.
 cdef object ahead(reader *r, str directory, uint64_t size)
+# What a helper thread is to call when `reader_enters` says so.
+cdef object telling(reader *r, str directory)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
-from vibemq.storage.core cimport OK, ERR_NOT_FOUND, err, fault, reader
+from vibemq.storage.core cimport OK, ERR_CORRUPT, ERR_NOT_FOUND, ERR_TRUNCATED, err, fault, reader
 from vibemq.storage.log cimport check, storage_error
 
 cdef extern from "log/cold.h" nogil:
@@ -34,10 +34,13 @@ cdef extern from "log/cold.h" nogil:
     uint32_t cold_blocks(uint64_t size)
     err cold_open(_cold *c, const char *directory, uint64_t segment, fault *f)
     void cold_close(_cold *c)
-    err cold_put(const _cold *c, uint32_t block, const void *data, uint64_t size, fault *f)
+    err cold_put(_cold *c, uint32_t block, const void *data, uint64_t size, fault *f)
+    err cold_drop(const _cold *c, uint32_t block, fault *f)
     err cold_marks(const _cold *c, uint8_t *marks, fault *f)
     err cold_evict(const char *directory, uint64_t segment, fault *f)
     err cold_bring(const char *directory, uint64_t segment, uint64_t position, uint64_t size, fault *f)
+    err cold_tell(const char *directory, uint64_t segment, uint64_t position, fault *f)
+    err stub_read(const char *directory, uint64_t first, _stub *out, fault *f)
 
 #: All blocks of a segment have this size but the last.
 BLOCK_BYTES = _BLOCK_BYTES
@@ -106,6 +109,18 @@ def stubs(str directory) -> list[Stub]:
         free(found)
 
 
+def stub(str directory, uint64_t first) -> Stub | None:
+    """Of the segment that begins with that offset; None where there is none, or a damaged one."""
+    cdef bytes path = os.fsencode(directory)
+    cdef _stub s
+    cdef fault f
+    cdef err e = stub_read(path, first, &s, &f)
+    if e in (ERR_NOT_FOUND, ERR_CORRUPT, ERR_TRUNCATED):
+        return None
+    check(e, &f)
+    return _stub_of(&s)
+
+
 cdef class Blocks:
     """The blocks of one cold segment that are here, for the archiver.  ERR_NOT_FOUND: it has no stub."""
 
@@ -143,6 +158,11 @@ cdef class Blocks:
             e = cold_put(&self.raw, block, at, size, &f)
         check(e, &f)
 
+    def drop(self, uint32_t block):
+        """It is here no more, and its room is free.  ERR_IO also where a file system gives back no room within a file."""
+        cdef fault f
+        check(cold_drop(&self.raw, block, &f), &f)
+
     def marks(self) -> bytes:
         """One byte for each block, not 0 where it is there."""
         cdef uint8_t marks[_BLOCKS_MAX]
@@ -170,6 +190,17 @@ def bring(str directory, uint64_t segment, uint64_t position, uint64_t size):
         raise storage_error(e, &f)
 
 
+def tell(str directory, uint64_t segment, uint64_t position):
+    """A reader has come there and reads on: what follows is fetched before he asks for it.  Asks the archiver."""
+    cdef bytes path = os.fsencode(directory)
+    cdef const char *p = path
+    cdef fault f
+    cdef err e
+    with nogil:
+        e = cold_tell(p, segment, position, &f)
+    check(e, &f)
+
+
 def _bring_or_wait(directory, segment, position, size):
     try:
         bring(directory, segment, position, size)
@@ -191,3 +222,7 @@ cdef object ahead(reader *r, str directory, uint64_t size):
     if r.cold:
         return partial(_bring_or_wait, directory, r.segment, r.position, size)
     return partial(_read_through, os.dup(r.fd), r.position, size)
+
+
+cdef object telling(reader *r, str directory):
+    return partial(tell, directory, r.segment, r.position)

@@ -400,6 +400,7 @@ cdef extern from "log/reader.h" nogil:
     err reader_settle(reader *r, bint nowait, fault *f)
     void reader_close(reader *r)
     bint reader_in_segment(const reader *r, uint64_t size)
+    bint reader_enters(reader *r)
     bint reader_has_more(const reader *r)
     err reader_fetch(reader *r, uint8_t *data, uint64_t size, bint nowait, uint64_t *got, fault *f)
     err reader_chunk(const reader *r, const uint8_t *data, uint64_t size, bint verify, chunk *out, fault *f)

@@ -20,6 +20,7 @@ from vibemq.config import STREAMS_MAX
 from vibemq.errors import LimitExceeded, StreamExists, StreamNotFound
 from vibemq.storage import changes, snapshots
 from vibemq.storage.database import again_when_full
+from vibemq.storage.limits import Limits
 from vibemq.storage.policies import Policies
 from vibemq.storage.records import StreamRecord, Table, as_column
 from vibemq.storage.routing import PARTITION_ORDER, SUPER_STREAM, Routing, insert_binding, insert_exchange
@@ -186,6 +187,26 @@ MIGRATIONS = (
         number  INTEGER NOT NULL
     );
     """,
+    # Limits: see storage.limits.  definition: JSON.  creators: which user has made a stream.
+    """
+    CREATE TABLE user_limits (
+        slot       INTEGER PRIMARY KEY,
+        username   TEXT NOT NULL UNIQUE REFERENCES users (name) ON DELETE CASCADE,
+        tag        INTEGER NOT NULL,
+        definition TEXT NOT NULL
+    );
+    CREATE TABLE vhost_limits (
+        slot       INTEGER PRIMARY KEY,
+        vhost      TEXT NOT NULL UNIQUE REFERENCES vhosts (name) ON DELETE CASCADE,
+        tag        INTEGER NOT NULL,
+        definition TEXT NOT NULL
+    );
+    CREATE TABLE creators (
+        incarnation TEXT PRIMARY KEY REFERENCES streams (incarnation) ON DELETE CASCADE,
+        username    TEXT NOT NULL REFERENCES users (name) ON DELETE CASCADE
+    );
+    CREATE INDEX creators_of_user ON creators (username);
+    """,
 )
 
 STREAMS = Table("streams", StreamRecord, directory=None)
@@ -195,7 +216,7 @@ _NAMED = "WHERE vhost = ? AND name = ?"
 Prepare = Callable[[StreamRecord], None]
 
 
-class Metadata(Routing, Policies, Transactions):
+class Metadata(Routing, Policies, Transactions, Limits):
     """The database at ``path``; made, with its tables, on first use."""
 
     def __init__(self, path: str) -> None:
@@ -227,8 +248,10 @@ class Metadata(Routing, Policies, Transactions):
         prepare: Prepare | None = None,
         queue: Mapping[str, object] | None = None,
         vhost_streams_max: int = 0,
+        user: str = "",
     ) -> StreamRecord:
         """Record a new stream; with options in ``queue`` it is a queue.  ``vhost_streams_max`` 0: no limit.
+        ``user`` makes it, and its limits hold as those of the vhost do.
 
         ``prepare(record)`` runs before the commit: it makes the log, so that a recorded stream always
         has one; what a crash leaves unrecorded is removed at the next start.
@@ -236,8 +259,9 @@ class Metadata(Routing, Policies, Transactions):
         Raises StreamExists (with the record), LimitExceeded, VhostNotFound, StorageError, or what prepare raises.
         """
         with self._writing(synced=durability in SYNCED) as db:
-            self._refuse(db, vhost, [name], streams_max, vhost_streams_max)
+            self._refuse(db, vhost, [name], streams_max, vhost_streams_max, user, are_queues=queue is not None)
             record = self._insert(db, self._draft(vhost, name, arguments, durability, queue), prepare)
+            self._add_creator(db, record.incarnation, user)
         return record
 
     def _insert(self, db: sqlite3.Connection, draft: StreamRecord, prepare: Prepare | None) -> StreamRecord:
@@ -257,6 +281,7 @@ class Metadata(Routing, Policies, Transactions):
         streams_max: int,
         prepare: Prepare,
         vhost_streams_max: int = 0,
+        user: str = "",
     ) -> list[StreamRecord]:
         """Record an exchange and a stream and a binding for each (stream's name, binding key): all or nothing.
 
@@ -266,16 +291,17 @@ class Metadata(Routing, Policies, Transactions):
         """
         names = [stream for stream, _ in partitions]
         with self._reading() as db:  # to know before a thousand logs were made for nothing
-            self._refuse(db, vhost, names, streams_max, vhost_streams_max, name)
+            self._refuse(db, vhost, names, streams_max, vhost_streams_max, user, name)
         drafts = [self._draft(vhost, stream, arguments, durability) for stream in names]
         for draft in drafts:
             prepare(draft)
         with self._writing(synced=durability in SYNCED) as db:
-            self._refuse(db, vhost, names, streams_max, vhost_streams_max, name)
+            self._refuse(db, vhost, names, streams_max, vhost_streams_max, user, name)
             insert_exchange(db, vhost, name, {SUPER_STREAM: True})
             records = [replace(draft, slot=slot) for draft, slot in zip(drafts, _free_slots(db), strict=False)]
             for order, (record, (stream, key)) in enumerate(zip(records, partitions, strict=True)):
                 _insert_stream(db, record)
+                self._add_creator(db, record.incarnation, user)
                 insert_binding(db, vhost, name, stream, key, {PARTITION_ORDER: order})
         return records
 
@@ -286,7 +312,10 @@ class Metadata(Routing, Policies, Transactions):
         names: list[str],
         streams_max: int,
         vhost_streams_max: int,
+        user: str,
         exchange: str | None = None,
+        *,
+        are_queues: bool = False,
     ) -> None:
         """Raises VhostNotFound, StreamExists, LimitExceeded where streams of these names cannot be made."""
         self.require_vhost(vhost)
@@ -305,6 +334,7 @@ class Metadata(Routing, Policies, Transactions):
         limit(streams_max, "streams_max", "", "vhost <> ?", STAGING)
         if vhost_streams_max:
             limit(vhost_streams_max, "streams_per_virtual_host_max", f" in vhost {vhost!r}", "vhost = ?", vhost)
+        self._refuse_by_limits(db, vhost, user, len(names), are_queues=are_queues)
 
     def _draft(
         self,

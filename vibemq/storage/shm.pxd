@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from vibemq.storage.core cimport doorbell_board, ring
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from vibemq.storage.core cimport doorbell_board, ring, shared_word
 
 
 cdef uint8_t *address_of(object memory) except NULL
@@ -43,6 +43,18 @@ cdef struct letter:
     uint64_t offset, segment, place
     uint64_t low                 # SETTLED: see above; HAND: how many were handed to this consumer, this one included
     uint64_t received            # SETTLED: how many of those had come
+
+
+# What limited users and virtual hosts use: a row of words for each of them.
+cdef class Usage:
+    cdef object memory
+    cdef shared_word *words
+    cdef size_t stride               # words of a row
+    cdef readonly uint32_t rows, workers
+
+    cdef shared_word *_row(self, uint32_t row) except NULL
+    # Count so many messages of the limited one in `row`.  For how many ns it has to wait now.
+    cdef int64_t spend(self, uint32_t row, uint64_t tag, uint64_t count, double rate, int64_t now_ns) noexcept nogil
 
 
 cdef class Mail:

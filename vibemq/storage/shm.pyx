@@ -12,13 +12,15 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from cpython.buffer cimport PyBuffer_Release, PyObject_GetBuffer, Py_buffer, PyBUF_WRITABLE
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from vibemq.grow cimport grow
 from vibemq.storage cimport core
-from vibemq.storage.core cimport OK, ERR_FULL, ERR_INVALID, doorbell_board, err, fault, groups, groups_row, ring
+from vibemq.storage.core cimport (
+    ERR_FULL, ERR_INVALID, OK, doorbell_board, err, fault, groups, groups_row, ring, shared_word,
+)
 from vibemq.storage.log cimport check
 
 from vibemq.errors import LimitExceeded, PreconditionFailed
@@ -397,3 +399,70 @@ cdef class Mail:
             core.doorbell_request(self.board.raw, to, core.DOORBELL_REQUEST_MAIL, self.board.fds[to])
         self.dirty = again
         return 0
+
+
+# ---- what the limited use ----
+
+cdef enum:
+    USAGE_TAG = 0
+    USAGE_SPENT = 1
+    USAGE_WORKERS = 2
+    USAGE_LINE_WORDS = 8  # of a cache line: rows of different owners share none
+    BURST_NS = 1000000000  # of what was not spent at once, so much may be spent together
+
+cdef class Usage:
+    """Connections and messages of users and virtual hosts that have limits, in memory that all workers share.
+
+    The supervisor makes it before the first fork.  A row has a word for each worker, which only that one writes: the
+    owner's tag and how many connections it has here.  So adding them up needs no lock, and what a dead worker has left
+    there holds only until its successor has written its own.  And a row has the time until which what was published is
+    paid for at the owner's rate (one word, changed by compare-and-swap), and for which tag.
+    """
+
+    def __cinit__(self, uint32_t rows, uint32_t workers):
+        cdef size_t words = USAGE_WORKERS + workers
+        self.rows, self.workers = rows, workers
+        self.stride = (words + USAGE_LINE_WORDS - 1) // USAGE_LINE_WORDS * USAGE_LINE_WORDS
+        self.memory = mmap.mmap(-1, rows * self.stride * sizeof(uint64_t))
+        self.words = <shared_word *> address_of(self.memory)
+
+    cdef shared_word *_row(self, uint32_t row) except NULL:
+        if row >= self.rows:
+            raise ValueError(f"row {row}: there are {self.rows}")
+        return self.words + row * self.stride
+
+    def count(self, uint32_t row, uint32_t tag, uint32_t worker, uint32_t own) -> int:
+        """How many connections all workers have together, of which this one has `own` from now on."""
+        cdef shared_word *words = self._row(row)
+        cdef uint64_t seen
+        cdef uint32_t w
+        cdef int64_t sum = 0
+        if worker >= self.workers:
+            raise ValueError(f"worker {worker}: there are {self.workers}")
+        # By an exchange, so that of two workers that count at the same time at least one sees the other's.
+        while True:
+            seen = core.word_load(&words[USAGE_WORKERS + worker])
+            if core.word_swap(&words[USAGE_WORKERS + worker], seen, <uint64_t> tag << 32 | own):
+                break
+        for w in range(self.workers):
+            seen = core.word_bits(&words[USAGE_WORKERS + w])
+            if seen >> 32 == tag:
+                sum += seen & 0xFFFFFFFF
+        return sum
+
+    def spent(self, uint32_t row, uint64_t tag, uint64_t count, double rate, int64_t now_ns) -> int:
+        """`spend`, called from Python."""
+        self._row(row)
+        return self.spend(row, tag, count, rate, now_ns)
+
+    cdef int64_t spend(self, uint32_t row, uint64_t tag, uint64_t count, double rate, int64_t now_ns) noexcept nogil:
+        cdef shared_word *words = self.words + row * self.stride
+        cdef uint64_t seen = core.word_load(&words[USAGE_TAG])
+        cdef int64_t paid
+        if seen != tag and core.word_swap(&words[USAGE_TAG], seen, tag):
+            core.word_store(&words[USAGE_SPENT], <uint64_t> (now_ns - BURST_NS))
+        while True:
+            seen = core.word_load(&words[USAGE_SPENT])
+            paid = max(<int64_t> seen, now_ns - BURST_NS) + <int64_t> (count * 1e9 / rate)
+            if core.word_swap(&words[USAGE_SPENT], seen, <uint64_t> paid):
+                return max(paid - now_ns, <int64_t> 0)

@@ -15,7 +15,9 @@ from vibemq.access.users import GUEST
 from vibemq.admin.api import calls
 from vibemq.admin.api.calls import Call, Caller, Refused, bad_request, chosen, not_found, text
 from vibemq.admin.api.service import Api, no_access
+from vibemq.broker.audit import Author
 from vibemq.errors import UserExists, UserNotFound, VhostNotFound
+from vibemq.storage.limits import USER, VHOST
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import PolicyRecord, VhostPermission, VhostRecord
 
@@ -43,6 +45,8 @@ def log_change(api: Api, call: Call) -> None:
     if call.caller is not calls.OWNER:
         raise Refused(403, "forbidden", "only `vibemq users`, beside the data, says what it has changed")
     log.info("%s, by %s", text(call, "change"), text(call, "by"))
+    if api.audit is not None:
+        api.audit.say(Author(text(call, "by"), "", "files"), "accounts.changed", text(call, "change"))
     api.accounts_changed()
 
 
@@ -50,7 +54,8 @@ def log_change(api: Api, call: Call) -> None:
 
 
 def list_users(api: Api, call: Call) -> Any:
-    return chosen(call, "user", [_user(name, tags) for name, tags in _users(api)])
+    limits = {each.name: each.limits for each in api.metadata.limited(USER)}
+    return chosen(call, "user", [_user(name, tags, limits.get(name)) for name, tags in _users(api)])
 
 
 def list_users_without_permissions(api: Api, call: Call) -> Any:
@@ -144,9 +149,9 @@ def _is_there(api: Api, name: str) -> bool:
     return any(name == known for known, _ in _users(api))
 
 
-def _user(name: str, tags: tuple[str, ...]) -> dict[str, Any]:
+def _user(name: str, tags: tuple[str, ...], limits: dict[str, int] | None = None) -> dict[str, Any]:
     """Without the hash: nobody needs it to manage users."""
-    return {"name": name, "tags": list(tags), "limits": {}}
+    return {"name": name, "tags": list(tags), "limits": limits or {}}
 
 
 # ---- virtual hosts ----
@@ -154,7 +159,8 @@ def _user(name: str, tags: tuple[str, ...]) -> dict[str, Any]:
 
 def list_vhosts(api: Api, call: Call) -> Any:
     seen = [vhost for vhost in api.metadata.vhosts() if api.sees(call.caller, vhost.name)]
-    return chosen(call, "vhost", [_vhost(api, vhost) for vhost in seen])
+    limits = {each.name: each.limits for each in api.metadata.limited(VHOST)}
+    return chosen(call, "vhost", [_vhost(api, vhost, limits.get(vhost.name)) for vhost in seen])
 
 
 def put_vhost(api: Api, call: Call) -> bool:
@@ -174,10 +180,10 @@ def delete_vhost(api: Api, call: Call) -> None:
     api.close_sessions(f"vhost {name} was deleted", vhost=name)
 
 
-def _vhost(api: Api, vhost: VhostRecord) -> dict[str, Any]:
+def _vhost(api: Api, vhost: VhostRecord, limits: dict[str, int] | None) -> dict[str, Any]:
     about = {"description": vhost.description, "tags": list(vhost.tags)}
     state = {"default_queue_type": "stream", "tracing": False, "cluster_state": {api.node: "running"}}
-    return {"name": vhost.name, **about, "metadata": about, **state}
+    return {"name": vhost.name, **about, "metadata": about, "limits": limits or {}, **state}
 
 
 # ---- permissions ----

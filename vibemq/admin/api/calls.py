@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from vibemq.broker.audit import Author
+
 T = TypeVar("T")
 
 
@@ -25,6 +27,11 @@ class Caller:
     name: str
     level: int
     tags: tuple[str, ...] = ()
+
+    @property
+    def author(self) -> Author:
+        """As whom it makes streams and queues."""
+        return Author(self.name, "", "admin")
 
     @property
     def makes_policies(self) -> bool:

@@ -18,7 +18,9 @@ PROTOCOLS = {
     "signalr-tls": "SignalR/ssl",
     "micromsg2": "MicroMsg2",
     "micromsg2-tls": "MicroMsg2/ssl",
+    "native-tls": "native/ssl",
     "admin": "http",
+    "admin-tls": "https",
 }
 CLOSED_BY = "Closed via management plugin"
 #: What `single_active` and the others are for a consumer that is in no group.

@@ -17,11 +17,12 @@ import vibemq
 from vibemq.access.passwords import exported_hash
 from vibemq.access.permissions import check_pattern, operation_names, operations_named
 from vibemq.access.users import GUEST
-from vibemq.admin.api import accounts, routing, streams
+from vibemq.admin.api import accounts, limits, routing, streams
 from vibemq.admin.api.calls import Call, Refused, bad_request, text, texts
 from vibemq.admin.api.service import Api
 from vibemq.broker.arguments import BadArgument
 from vibemq.errors import UserError
+from vibemq.storage.limits import USER, VHOST
 
 
 def export(api: Api, call: Call) -> Any:
@@ -80,6 +81,18 @@ def _put_user(api: Api, call: Call) -> None:
     if is_superuser and call.path["user"] != GUEST:
         api.metadata.set_superuser(call.path["user"], True)
         api.accounts_changed()
+    limits.put_known(api, USER, call.path["user"], call.body.get("limits"))
+
+
+def _put_vhost(api: Api, call: Call) -> None:
+    accounts.put_vhost(api, call)
+    limits.put_known(api, VHOST, call.path["vhost"], call.body.get("limits"))
+
+
+def _put_parameter(api: Api, call: Call) -> None:
+    """RabbitMQ keeps the limits of virtual hosts there; what else it has there is nothing here."""
+    if call.path["component"] == "vhost-limits":
+        limits.put_known(api, VHOST, call.path["vhost"], call.body.get("value"))
 
 
 def _put_grant(api: Api, call: Call) -> None:
@@ -92,7 +105,7 @@ def _put_grant(api: Api, call: Call) -> None:
 
 _EXCHANGE = ("name", "vhost", "type", "durable", "auto_delete", "internal", "arguments")
 _BINDING = ("source", "vhost", "destination", "destination_type", "routing_key", "arguments")
-_VHOST = ("name", "description", "tags")
+_VHOST = ("name", "description", "tags", "limits")
 
 
 def _cut(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
@@ -102,10 +115,11 @@ def _cut(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 #: What is imported, in this order, because later kinds need earlier ones: the kind, the function that PUTs one,
 #: and which field of an entry is which part of its path.
 _KINDS: tuple[tuple[str, Callable[[Any, Call], object], dict[str, str]], ...] = (
-    ("vhosts", accounts.put_vhost, {"vhost": "name"}),
+    ("vhosts", _put_vhost, {"vhost": "name"}),
     ("users", _put_user, {"user": "name"}),
     ("permissions", accounts.put_permission, {"vhost": "vhost", "user": "user"}),
     ("queue_grants", _put_grant, {"user": "user"}),
+    ("parameters", _put_parameter, {"vhost": "vhost", "component": "component"}),
     ("policies", accounts.put_policy, {"vhost": "vhost", "name": "name"}),
     ("queues", streams.put_definition, {"vhost": "vhost", "name": "name"}),
     ("exchanges", routing.put_exchange, {"vhost": "vhost", "exchange": "name"}),

@@ -18,6 +18,7 @@ from vibemq.admin.api import (
     connections,
     definitions,
     health,
+    limits,
     messages,
     metrics,
     overview,
@@ -29,6 +30,7 @@ from vibemq.admin.api import (
 from vibemq.admin.api.calls import ADMINISTRATOR, MANAGEMENT, MONITORING, NOBODY, Call, Refused, bad_request, not_found
 from vibemq.admin.api.service import Api
 from vibemq.admin.page import live, live_streams
+from vibemq.storage.limits import USER, VHOST
 
 #: Gives the body of a GET; of the others True where it has made what was not there; or a whole Answer.
 Handler = Callable[[Api, Call], Any]
@@ -90,6 +92,10 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("PUT", "/users/{user}/password", ADMINISTRATOR, accounts.put_password),
     ("DELETE", "/users/{user}/password", ADMINISTRATOR, accounts.delete_password),
     ("PUT", "/users/{user}/tags", ADMINISTRATOR, accounts.put_tags),
+    ("PUT", "/user-limits/{user}", ADMINISTRATOR, limits.put_all(USER, instead=False)),
+    ("DELETE", "/user-limits/{user}", ADMINISTRATOR, limits.delete_all(USER)),
+    ("PUT", "/vhost-limits/{vhost}", ADMINISTRATOR, limits.put_all(VHOST, instead=True)),
+    ("DELETE", "/vhost-limits/{vhost}", ADMINISTRATOR, limits.delete_all(VHOST)),
     # ---- of our own: what changes while one looks, for the management page ----
     ("GET", "/live/overview", MANAGEMENT, live.overview),
     ("GET", "/live/node", MONITORING, live.node),
@@ -131,6 +137,12 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("GET", "/policies[/{vhost}[/{name}]]", MANAGEMENT, accounts.list_policies),
     ("PUT", "/policies/{vhost}/{name}", MANAGEMENT, accounts.put_policy),
     ("DELETE", "/policies/{vhost}/{name}", MANAGEMENT, accounts.delete_policy),
+    ("GET", "/user-limits[/{user}]", ADMINISTRATOR, limits.listing(USER)),
+    ("PUT", "/user-limits/{user}/{limit}", ADMINISTRATOR, limits.put_one(USER)),
+    ("DELETE", "/user-limits/{user}/{limit}", ADMINISTRATOR, limits.delete_one(USER)),
+    ("GET", "/vhost-limits[/{vhost}]", ADMINISTRATOR, limits.listing(VHOST)),
+    ("PUT", "/vhost-limits/{vhost}/{limit}", ADMINISTRATOR, limits.put_one(VHOST)),
+    ("DELETE", "/vhost-limits/{vhost}/{limit}", ADMINISTRATOR, limits.delete_one(VHOST)),
 )
 
 

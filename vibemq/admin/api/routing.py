@@ -36,7 +36,7 @@ def put_super_stream(api: Api, call: Call) -> bool:
     api.require_rights(call, vhost, configure=[name, *partitions], read=[name], write=partitions)
     arguments = protocol_arguments(mapping(call, "arguments"))
     try:
-        api.catalog.create_super_stream(vhost, name, partitions, wanted, arguments)
+        api.catalog.create_super_stream(vhost, name, partitions, wanted, arguments, by=call.caller.author)
     except StreamExists:
         if api.metadata.partitions(vhost, name) == partitions:
             return False

@@ -16,6 +16,7 @@ from vibemq.access.rights import Rights, VhostRights
 from vibemq.admin.api.calls import ADMINISTRATOR, MONITORING, Call, Caller, Refused, not_authorised
 from vibemq.admin.workers import NoAnswer, Workers
 from vibemq.broker.alarms import Conditions
+from vibemq.broker.audit import AuditLog
 from vibemq.broker.catalog import Catalog, Deleted
 from vibemq.config import Config
 from vibemq.storage.metadata import Metadata
@@ -57,6 +58,7 @@ class Api:
         """``conditions``: None where no broker runs."""
         self.config, self.metadata, self.workers, self.node = config, metadata, workers, node
         self.addresses, self.started_ms, self.conditions = addresses, started_ms, conditions
+        self.audit: AuditLog | None = None  # of the admin process; who works on the files has one of their own
         self.catalog = Catalog(config, _Table(metadata, workers))  # type: ignore[arg-type]
         self._rights = Rights(metadata, config.guest.allow_loopback)
         self._rights_lock = threading.Lock()

@@ -47,7 +47,7 @@ def put_queue(api: Api, call: Call, durability: str | None = None) -> bool:
     wanted = replace(stream_arguments(said, api.config.store), given=arguments)
     api.require_rights(call, vhost, configure=[name])
     try:
-        api.catalog.create_stream(vhost, name, wanted)
+        api.catalog.create_stream(vhost, name, wanted, by=call.caller.author)
     except StreamExists as problem:
         record = problem.record
         if not isinstance(record, StreamRecord) or record.queue is not None:
@@ -75,7 +75,7 @@ def put_definition(api: Api, call: Call) -> bool:
         arguments = {key: value for key, value in mapping(call, "arguments").items() if key != "x-queue-type"}
         put_queue(api, replace(call, body={**call.body, "arguments": arguments}), durability)
     try:
-        api.catalog.create_queue(vhost, name, wanted)
+        api.catalog.create_queue(vhost, name, wanted, by=call.caller.author)
     except StreamExists as problem:
         record = problem.record
         if not isinstance(record, StreamRecord) or record.queue is None:

@@ -19,6 +19,7 @@ from vibemq.access.permissions import Operation
 from vibemq.broker import admission
 from vibemq.broker.admission import SUBSCRIPTIONS_MAX, Ended, check_access, log_closing
 from vibemq.broker.arguments import BadArgument
+from vibemq.broker.audit import author
 from vibemq.broker.helping import in_helper
 from vibemq.broker.messages import offset_of_word
 from vibemq.broker.options import FAN_OUTS, DeliveryMode, letters_named, options_of
@@ -175,7 +176,7 @@ def open_queue(
             then(queue)
 
     admission.with_queue(
-        session.door.broker,
+        session.client,
         DEFAULT_VHOST,
         target.name,
         may_create=admission.may_make(session.client, target.name),
@@ -437,7 +438,7 @@ def create(command: Command) -> None:
 
     def make() -> str:
         try:
-            session.door.catalog.create_queue(DEFAULT_VHOST, target.name, options)
+            session.door.catalog.create_queue(DEFAULT_VHOST, target.name, options, by=author(session.client))
         except StreamExists:
             return "false"
         return "true"
@@ -454,7 +455,8 @@ def delete(command: Command) -> None:
         catalog.deleted(gone)
         command.done()
 
-    command.later(partial(catalog.delete_queue, DEFAULT_VHOST, target.name), answer, left=catalog.deleted)
+    delete_it = partial(catalog.delete_queue, DEFAULT_VHOST, target.name, by=author(session.client))
+    command.later(delete_it, answer, left=catalog.deleted)
 
 
 def needs_reply(command: Command) -> None:

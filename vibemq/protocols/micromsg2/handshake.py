@@ -165,6 +165,9 @@ def judged(session: Micromsg2Session, user: str, verdict: Verdict) -> None:
 def let_in(session: Micromsg2Session, user: str, access: Access) -> None:
     shake = session.shake
     session.client.user, session.client.access = user, access
+    if why := admission.enter(session.client):
+        refuse(session, f"{ErrorCode.LIMIT_EXCEEDED}: {why}")
+        return
     session.agree(shake.agreed, shake.c1.minor == MINOR_SHARP_MESSAGING)
     commands.subscribe_agreed(session)
 

@@ -33,6 +33,14 @@ _TEXT_CHARACTERS_MAX = passwords.PASSWORD_CHARACTERS_MAX
 OPERATIONS = "operations"  # a list of names, or text with commas, as headers have it
 
 COMMANDS: dict[int, Callable[..., Any]] = {}
+#: What the audit log calls those that change something; their replies say what, and no secret.
+AUDITED: dict[int, str] = {
+    Command.ADMIN_CREATE_USER: "user.added",
+    Command.ADMIN_DELETE_USER: "user.deleted",
+    Command.ADMIN_CHANGE_PASSWORD: "user.password",
+    Command.ADMIN_GRANT_PERMISSION: "permissions.set",
+    Command.ADMIN_REVOKE_PERMISSION: "permissions.deleted",
+}
 
 
 def fields_of(request: Message) -> Fields:

@@ -23,6 +23,7 @@ from vibemq.access.users import Verdict
 from vibemq.broker import admission
 from vibemq.broker.admission import Ended, check_access, log_closing, may, needs_login
 from vibemq.broker.arguments import BadArgument
+from vibemq.broker.audit import author
 from vibemq.broker.helping import in_helper
 from vibemq.broker.options import ACK_TIMEOUT_MS_MIN, letters_named
 from vibemq.errors import Refused, StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
@@ -228,7 +229,12 @@ def _judged(session: NativeSession, request: Message, user: str, verdict: Verdic
 
 def _connected(session: NativeSession, request: Message, user: str, access: Access) -> None:
     door, asked = session.door, request.headers
+    admission.leave(session.client)  # of a second Connect: who they were
     session.client.user, session.state, session.deadline_ms = user, "open", 0
+    if why := admission.enter(session.client):
+        session.refuse_frame(request.id, ErrorCode.RATE_LIMITED, f"{why[0].upper()}{why[1:]}.")
+        session.finish()
+        return
     # For people: bytes that are no UTF-8 could not be shown anywhere.
     session.client_version = asked.get(Header.CLIENT_VERSION, "")[:64].encode(errors="replace").decode()
     session.compression = compression.negotiate(asked.get(Header.SUPPORTED_COMPRESSION), door.compressions)
@@ -333,7 +339,7 @@ def _with_queue(session: NativeSession, request: Message, then: Callable[[Any], 
     """
     name = request.queue or ""
     admission.with_queue(
-        session.door.broker,
+        session.client,
         DEFAULT_VHOST,
         name,
         may_convert=True,
@@ -409,7 +415,7 @@ def create_queue(session: NativeSession, request: Message) -> None:
     if request.payload in (None, b"null"):
         # What was not said is not stored, so it follows the configuration; a payload says everything but the limit.
         stored = {key: value for key, value in stored.items() if not request.headers.keys().isdisjoint(READERS[key][0])}
-    work = partial(session.door.catalog.create_queue, DEFAULT_VHOST, name, stored)
+    work = partial(session.door.catalog.create_queue, DEFAULT_VHOST, name, stored, by=author(session.client))
     later(session, request, work, tolerated=StreamExists)
 
 
@@ -426,7 +432,8 @@ def alter_queue(session: NativeSession, request: Message) -> None:
         broker.tell_access_changed()
         logger.info("%s: user %r changes queue %s: %s", session.peer, session.client.user, name, changes)
 
-    later(session, request, partial(session.door.catalog.alter_queue, DEFAULT_VHOST, name, changes), answer)
+    alter = partial(session.door.catalog.alter_queue, DEFAULT_VHOST, name, changes, by=author(session.client))
+    later(session, request, alter, answer)
 
 
 def delete_queue(session: NativeSession, request: Message) -> None:
@@ -436,7 +443,7 @@ def delete_queue(session: NativeSession, request: Message) -> None:
         if gone is not None:
             catalog.deleted(gone)
 
-    work = partial(catalog.delete_queue, DEFAULT_VHOST, request.queue or "")
+    work = partial(catalog.delete_queue, DEFAULT_VHOST, request.queue or "", by=author(session.client))
     later(session, request, work, answer, tolerated=StreamNotFound, left=catalog.deleted)
 
 
@@ -499,7 +506,15 @@ def manage_users(session: NativeSession, request: Message) -> None:
         return msgspec.json.encode(result)
 
     fields = accounts.fields_of(request)
-    work = partial(accounts.COMMANDS[request.type], broker.queues.metadata, session.client.access, fields)
+    change = partial(accounts.COMMANDS[request.type], broker.queues.metadata, session.client.access, fields)
+    by = author(session.client)
+
+    def work() -> Any:
+        result, audit = change(), broker.catalog.audit
+        if audit is not None and (what := accounts.AUDITED.get(request.type)):
+            audit.say(by, what, **{"name" if key == "username" else key: value for key, value in result.items()})
+        return result
+
     later(session, request, work, answer, submit=broker.helpers.submit_hash)
 
 

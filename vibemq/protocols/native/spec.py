@@ -14,6 +14,7 @@ from enum import IntEnum, StrEnum
 # ---- ports and framing ----
 
 PORT_DEFAULT = 2925
+PORT_TLS_DEFAULT = 2935
 WIRE_VERSION = 1  # written always, never checked: 1.1 added the flags byte and left this number alone
 
 # ---- limits: each with its unit in its name and its reason beside it ----

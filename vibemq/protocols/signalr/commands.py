@@ -249,6 +249,6 @@ def open_queue(call: Call, name: str, then: Callable[[Any], None]) -> Any:
 
     may_create = may_make(hub.client, name)
     with_queue(
-        hub.door.broker, DEFAULT_VHOST, name, may_create=may_create, then=opened, failed=failed, in_helper=in_helper
+        hub.client, DEFAULT_VHOST, name, may_create=may_create, then=opened, failed=failed, in_helper=in_helper
     )
     return LATER

@@ -15,6 +15,7 @@ import secrets
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from vibemq.broker.admission import enter, leave
 from vibemq.broker.parts import Broker, Door
 from vibemq.config import Config
 from vibemq.net.hosts import host_of
@@ -22,6 +23,7 @@ from vibemq.protocols.signalr import publishing, queues, subscribing  # noqa: F4
 from vibemq.protocols.signalr.commands import METHODS
 from vibemq.protocols.signalr.http import without_port
 from vibemq.protocols.signalr.hub import HubConnection
+from vibemq.protocols.signalr.request import Refusal
 from vibemq.protocols.signalr.session import HttpSession
 from vibemq.protocols.signalr.spec import LONG_POLLING
 
@@ -62,10 +64,13 @@ class SignalRDoor(Door):
         return len(self._waiting) >= self.config.waiting_max or len(self.hubs) >= self._hubs_max
 
     def open_hub(self, session: HttpSession, request: Request, wants_stateful: bool = False) -> HubConnection:
-        """A new hub connection for whoever asks."""
+        """A new hub connection for whoever asks.  Raises Refusal."""
         secret = bytes([self.broker.worker]) + secrets.token_bytes(TOKEN_RANDOM_BYTES)
         token = base64.urlsafe_b64encode(secret).decode().rstrip("=")
-        hub = self.hubs[token] = HubConnection(self, token, session, request, wants_stateful)
+        hub = HubConnection(self, token, session, request, wants_stateful)
+        if why := enter(hub.client):
+            raise Refusal(429, f"{why[0].upper()}{why[1:]}.")
+        self.hubs[token] = hub
         if self._timer.due_ms > self.now_ms() + LOOK_MS:
             self._timer.set(self.now_ms() + LOOK_MS)
         return hub
@@ -73,6 +78,7 @@ class SignalRDoor(Door):
     def drop(self, hub: HubConnection) -> None:
         """Nobody will ask for it any more."""
         self.hubs.pop(hub.token, None)
+        leave(hub.client)
         self.stop_waiting(hub)
         self._polling.pop(hub.token, None)
 

@@ -184,6 +184,7 @@ cdef class HubConnection:
     def _over(self, str why, bint was_lost):
         """Give everything back.  `was_lost`: without a goodbye, so what was in flight may have been what went wrong."""
         self.closed, self.is_open, self.was_lost = True, False, was_lost
+        self.client.broker.limits.leave(self.client)
         logger.debug("%s: over: %s", self.peer, why)
         for publisher in list(self.publishers.values()):
             publisher.close()

@@ -12,6 +12,7 @@ import vibemq
 from vibemq.access.glob import Glob, fold
 from vibemq.access.permissions import Operation
 from vibemq.broker.arguments import BadArgument, stream_arguments
+from vibemq.broker.audit import author
 from vibemq.broker.options import letters_named
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.signalr.commands import (
@@ -102,7 +103,7 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
             wanted = stream_arguments(arguments, catalog.config.store)
         except BadArgument as problem:
             raise HubError(ErrorCode.INVALID_ARGUMENT, f"{problem}.") from None
-        work = partial(catalog.create_stream, DEFAULT_VHOST, name, wanted)
+        work = partial(catalog.create_stream, DEFAULT_VHOST, name, wanted, by=author(hub.client))
     else:
         require(hub, Operation.CreateQueue, name)
         letters = letters_named(name, stored)
@@ -115,7 +116,7 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
             raise HubError(
                 ErrorCode.PRECONDITION_FAILED, f"'{name}' exists as a stream; choose another name, or delete it first."
             )
-        work = partial(catalog.create_queue, DEFAULT_VHOST, name, stored)
+        work = partial(catalog.create_queue, DEFAULT_VHOST, name, stored, by=author(hub.client))
 
     def done(made: Any) -> dict[str, Any]:
         if isinstance(made, StreamExists):
@@ -164,7 +165,7 @@ def delete_queue(call: Call, name: str, wanted: dict[str, Any]) -> Any:
         catalog.deleted(gone)
         return True
 
-    return call.in_helper(partial(catalog.delete, DEFAULT_VHOST, name), done)
+    return call.in_helper(partial(catalog.delete, DEFAULT_VHOST, name, by=author(call.hub.client)), done)
 
 
 @METHODS.add("PurgeQueue", needed("name"))

@@ -20,7 +20,7 @@ from vibemq.storage.core cimport (
     CHUNK_HEADER_BYTES, ERR_CORRUPT, ERR_END, ERR_NOT_CACHED, ERR_NOT_FOUND, ERR_TRUNCATED, OK,
     bytes_store16, bytes_store32, bytes_store64, chunk, commit, err, fault, filter_t, reader,
 )
-from vibemq.storage.cold cimport ahead
+from vibemq.storage.cold cimport ahead, telling
 from vibemq.storage.log cimport Log, storage_error
 from vibemq.protocols.streams.wire cimport KEY_DELIVER
 
@@ -78,6 +78,11 @@ cdef err fetch(Subscription subscription, size_t want, bint cached, uint64_t *go
         if e != ERR_TRUNCATED or core.chunk_bytes(header) <= want:
             return e
         want = core.chunk_bytes(header)
+
+
+def _told(result, error):
+    if error is not None:  # who then misses a block says it louder
+        logger.debug("the archiver could not be told where a reader is: %s", error)
 
 
 cdef inline size_t head_bytes(bint v2) noexcept:
@@ -358,6 +363,8 @@ cdef class Deliveries:
         e = fetch(subscription, fetch_bytes(subscription), True, &got, &header, &f)
         if e != OK:
             return self._read_failed(subscription, e, &f, core.chunk_bytes(&header) if e == ERR_TRUNCATED else 0)
+        if core.reader_enters(at):
+            self.helpers.submit_read(telling(at, subscription.stream.log.directory), _told)
         walk = at[0]
         subscription.chunk_bytes = 0
         while True:

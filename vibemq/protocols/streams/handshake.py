@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vibemq.access.users import Verdict
-from vibemq.broker.admission import check_password
+from vibemq.broker.admission import check_password, enter
 from vibemq.protocols.streams import sasl
 from vibemq.protocols.streams.codec import encode_response, encode_server_frame
 from vibemq.protocols.streams.endings import fail_later, step_begins
@@ -146,6 +146,9 @@ def open_(session: StreamsSession, request: Any) -> Outcome:
         problem = (
             f"not opened: {session.door.config.connections_max} connections there may be (streams.connections_max)"
         )
+    elif why := enter(session.client, request.virtual_host):
+        session.door.leave()
+        problem = f"not opened: {why}"
     if problem:
         logger.warning("%s: virtual host %r %s", session.peer, request.virtual_host, problem)
         fail_later(session, encode_response(Key.OPEN, request.correlation_id, Code.VIRTUAL_HOST_ACCESS_FAILURE))

@@ -293,6 +293,7 @@ cdef class StreamsSession(ClientSession):
         cdef StreamsPublisher publisher = <StreamsPublisher> self.publisher_cached
         cdef Stream stream
         cdef uint32_t count, left, records
+        cdef uint64_t more = 0         # messages of sub-batches beyond one each
         cdef Py_ssize_t size
         cdef const uint8_t *entry
         cdef const uint8_t *value      # of its filter, after a u16 size
@@ -326,6 +327,7 @@ cdef class StreamsSession(ClientSession):
                     publisher.errored += left
                     return self._refuse_from(publisher.publisher_id, CODE_PRECONDITION_FAILED, p, end, version, left)
                 records = bytes_load16(entry + 1)
+                more += records - 1
             if publisher.count == 0:
                 publisher.begin()
             if self.parts_kinds:
@@ -350,6 +352,8 @@ cdef class StreamsSession(ClientSession):
             publisher.count += 1
             p = entry + size
             left -= 1
+        if self.client.meters:
+            self.client.spend(count + more)
         return 0
 
     cdef int _refuse_from(self, int publisher_id, int code, const uint8_t *p, const uint8_t *end, int version,
@@ -544,6 +548,7 @@ cdef class StreamsSession(ClientSession):
 
     cdef int close(self) except -1:
         self.state = "closed"
+        self.client.broker.limits.leave(self.client)
         if self.counted:
             self.counted = False
             self.door.leave()

@@ -16,6 +16,7 @@ from vibemq.protocols.streams.layout import Layout, fields_of
 # ---- ports and framing ----
 
 PORT_DEFAULT = 5552
+PORT_TLS_DEFAULT = 5551
 
 RESPONSE_BIT = 0x8000
 FRAME_HEADER_SIZE_BYTES = 8  # size u32, key u16, version u16

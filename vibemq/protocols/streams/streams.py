@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.arguments import stream_arguments
+from vibemq.broker.audit import author
 from vibemq.broker.catalog import checked_name
 from vibemq.errors import StorageError, StreamExists
 from vibemq.protocols.streams import spec
@@ -47,9 +48,11 @@ def create(session: StreamsSession, request: Any) -> Outcome:
     need(session, "configure", name)
     wanted = stream_arguments(request.arguments, door.store)
 
+    by = author(session.client)
+
     def make() -> None:
         try:
-            door.catalog.create_stream(session.virtual_host, name, wanted)
+            door.catalog.create_stream(session.virtual_host, name, wanted, by=by)
         except StreamExists as there:
             same = wanted.same_as(there.record.arguments, there.record.durability, door.store)  # type: ignore[attr-defined]
             raise Refused(Code.STREAM_ALREADY_EXISTS if same else Code.PRECONDITION_FAILED) from None
@@ -61,14 +64,15 @@ def delete(session: StreamsSession, request: Any) -> Outcome:
     need(session, "configure", request.stream)
     catalog = session.door.catalog
     # MetadataUpdate follows the answer.
-    return Later(partial(catalog.delete, session.virtual_host, request.stream), after=catalog.deleted)
+    delete_it = partial(catalog.delete, session.virtual_host, request.stream, by=author(session.client))
+    return Later(delete_it, after=catalog.deleted)
 
 
 def create_super_stream(session: StreamsSession, request: Any) -> Outcome:
     name, streams = checked_name(request.name), [checked_name(stream) for stream in request.partitions]
     _need_to_change(session, "read", name)
     _need_to_change(session, "write", *streams)
-    make = session.door.catalog.create_super_stream
+    make = partial(session.door.catalog.create_super_stream, by=author(session.client))
     return Later(partial(make, session.virtual_host, name, streams, request.binding_keys, request.arguments))
 
 
@@ -84,7 +88,8 @@ def delete_super_stream(session: StreamsSession, request: Any) -> Outcome:
         for gone in deleted:
             catalog.deleted(gone)
 
-    return Later(partial(catalog.delete_super_stream, session.virtual_host, name), after=tell)
+    delete_it = partial(catalog.delete_super_stream, session.virtual_host, name, by=author(session.client))
+    return Later(delete_it, after=tell)
 
 
 def _need_to_change(session: StreamsSession, right: str, *names: str) -> None:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request has changed, as the audit log says it (broker.audit)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from vibemq.broker.audit import AuditLog, Author
+from vibemq.storage.limits import LEAST
+
+#: What of a request's body is shown: what it changes, and nothing that could be a secret.
+SHOWN = ("tags", "configure", "write", "read", "pattern", "definition", "priority", "apply-to", "arguments",
+         "partitions", "description", "value", "users", *LEAST)  # fmt: skip
+#: By what a path begins with.
+_OF = {
+    "users": "user",
+    "vhosts": "virtual_host",
+    "permissions": "permissions",
+    "policies": "policy",
+    "queues": "queue",
+    "exchanges": "exchange",
+    "bindings": "binding",
+    "user-limits": "user_limits",
+    "vhost-limits": "vhost_limits",
+    "definitions": "definitions",
+    "maintenance": "maintenance",
+    "connections": "connection",
+    "stream": "stream",
+    "remote": "remote",
+}
+_DONE = {"PUT": "set", "POST": "added", "DELETE": "deleted"}
+#: What ends a path that changes something else than its name says, and what it does; None: no setting.
+_ENDS = {
+    "contents": "queue.purged", "options": "queue.altered", "password": "user.password", "tags": "user.tags",
+    "restart": "stream.restarted", "get": None, "publish": None, "messages": None,
+}  # fmt: skip
+
+
+def audit(log: AuditLog, by: Author, method: str, path: str, body: Mapping[str, Any]) -> None:
+    """A request that was done, with its path below the prefix; reading changes nothing.  May block."""
+    parts = [unquote(part, errors="replace") for part in path.strip("/").split("/")]
+    if method in ("GET", "HEAD", "OPTIONS"):
+        return
+    of = _OF.get(parts[0], parts[0])
+    what: str | None = f"{of}.{_DONE.get(method, method.lower())}"
+    if len(parts) > 2 and parts[-1] in _ENDS:
+        what = _ENDS[parts[-1]]
+        if what is not None and method == "DELETE" and what.startswith("user."):
+            what = f"{what}_deleted"
+    if what is None:
+        return
+    details = {name: body[name] for name in SHOWN if name in body}
+    log.say(by, what, "/".join(parts[1:]), request=f"{method} {path}", **{"body": details})

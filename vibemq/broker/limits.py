@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limits of users and virtual hosts as one worker keeps them: how many connections, how many messages a second.
+
+How many streams and queues somebody may have is looked at where they are made (storage.limits).
+
+**Connections** are counted by each worker for itself, in a word of shared memory that only it writes, and added up
+without a lock.  Who comes is counted first, then all are added up, so there are never more than the limit; two who come
+to two workers at the same moment for the last place may both be refused.  While a limit is new or a worker just
+replaced, workers have not all counted for it yet, for half a second at most.
+
+**Messages** are paid for from one bucket of all workers, of a second's worth, exactly.  Who has overdrawn it is not
+read until that is paid back: no message is lost or refused, and what was read already, one frame, still counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from vibemq.once_a_minute import OnceAMinute
+from vibemq.storage.limits import LIMITED_MAX, MAX_CONNECTIONS, PUBLISH_RATE, USER, VHOST, Limited
+
+if TYPE_CHECKING:
+    from vibemq.broker.client import Client
+    from vibemq.broker.timers import Timers
+    from vibemq.storage.metadata import Metadata
+    from vibemq.storage.shm import Usage
+
+logger = logging.getLogger(__name__)
+refusing = OnceAMinute(logger)
+
+#: Of the shared table: users and virtual hosts in turn.
+ROWS = 2 * LIMITED_MAX
+_KINDS = (USER, VHOST)
+Key = tuple[str, str]  # kind and name
+
+
+class WorkerLimits:
+    """For the loop's thread of one worker."""
+
+    def __init__(self, metadata: Metadata, usage: Usage, worker: int, timers: Timers) -> None:
+        self._metadata, self._worker = metadata, worker
+        self.usage, self.timers = usage, timers
+        self._changes = -1
+        self._limited: dict[Key, Limited] = {}
+        self._clients: dict[Key, set[Client]] = {}  # who is in, by user and by virtual host
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look for changes; some microseconds where there are none.  Raises StorageError."""
+        changes = self._metadata.account_changes()
+        if changes == self._changes:
+            return
+        before, self._limited = self._limited, {(each.kind, each.name): each for each in self._metadata.limited()}
+        self._changes = changes
+        for key, limited in self._limited.items():
+            self._count(limited, len(self._clients.get(key, ())))
+        for key in before.keys() | self._limited.keys():
+            if before.get(key) != self._limited.get(key):
+                for client in self._clients.get(key, ()):
+                    self._meter(client)
+
+    def enter(self, client: Client, vhost: str) -> str:
+        """Count a client that has logged in, until it leaves: "", or why it may not come in; then it is not counted."""
+        self.leave(client)
+        keys = ((USER, client.user), (VHOST, vhost))
+        for at, key in enumerate(keys):
+            inside = self._clients.setdefault(key, set())
+            inside.add(client)
+            limited = self._limited.get(key)
+            most = None if limited is None else limited.get(MAX_CONNECTIONS)
+            if limited is not None and most is not None and self._count(limited, len(inside)) > most:
+                self._remove(client, keys[: at + 1])
+                of = f"user {key[1]!r}" if key[0] == USER else f"virtual host {key[1]!r}"
+                why = f"{of} has its {most} connections (max-connections)"
+                refusing.say(key, "%s: not let in: %s", client.owner.peer, why)
+                return why
+        client.counted = keys
+        self._meter(client)
+        return ""
+
+    def leave(self, client: Client) -> None:
+        """It has gone, or somebody else logs in on its connection."""
+        keys, client.counted = client.counted, ()
+        self._remove(client, keys)
+        client.stop_metering()
+
+    def _remove(self, client: Client, keys: tuple[Key, ...]) -> None:
+        for key in keys:
+            inside = self._clients[key]
+            inside.discard(client)
+            if limited := self._limited.get(key):
+                self._count(limited, len(inside))
+            if not inside:
+                del self._clients[key]
+
+    def _count(self, limited: Limited, own: int) -> int:
+        return self.usage.count(_row(limited), limited.tag, self._worker, own)
+
+    def _meter(self, client: Client) -> None:
+        """Its messages are counted from now on, where they are limited."""
+        meters = []
+        for key in client.counted:
+            limited = self._limited.get(key)
+            rate = None if limited is None else limited.get(PUBLISH_RATE)
+            if limited is not None and rate is not None:
+                meters.append((_row(limited), limited.tag << 32 | rate, rate))  # a new rate begins with a full bucket
+        client.meter(self.usage, meters)
+
+
+def _row(limited: Limited) -> int:
+    return 2 * limited.slot + _KINDS.index(limited.kind)
