@@ -65,7 +65,8 @@ async def _serve(context: Context) -> None:
     server = Server(api, Authenticator(metadata, context.config.guest.allow_loopback))
     certificates, doors = context.certificates, context.listeners
     await server.listen(doors.get("admin"), doors["ctl"], doors.get(f"admin{listeners.TLS}"), certificates)
-    log.info("the management API is ready")
+    address = context.addresses.get("admin")
+    log.info("the management API is ready%s", f", and its page is at http://{address}/" if address else "")
     while not stop.is_set() and os.getppid() == context.supervisor_pid:
         say_due()
         if certificates is not None and certificates.stale:
