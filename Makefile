@@ -12,6 +12,7 @@
 #   make remote-soak  brokers of an object store lose processes, power and machines at random, SOAK_ROUNDS times
 #   make spark-versions  the Spark tests' core with each older Spark that is supported
 #   make spark-connect  the same source and sink over Spark Connect
+#   make screenshots  the pictures of the management page in docs/page, of some minutes of load
 #   make bench    the figures of benchmarks/README.md on this machine, RabbitMQ beside it if installed
 #   make clean    remove everything that was built, and the virtual environment
 #
@@ -35,7 +36,7 @@ export VIBEMQ_CYTHON_CACHE ?= $(CURDIR)/build/translated
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc vibemq pyspark_vibemq -name '*.[ch]' -not -path 'vibemq/*.c' -o -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: run run-remote test interop check san fuzz kills spark-soak remote-soak spark-versions spark-connect bench clean requirements
+.PHONY: run run-remote test interop check san fuzz kills spark-soak remote-soak spark-versions spark-connect screenshots bench clean requirements
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -100,6 +101,9 @@ build/connect: | $(VENV)/.made
 
 spark-connect: $(VENV)/.test $(VENV)/.built build/connect
 	$(BIN)/python -m pytest -q tests/spark/test_spark_connect.py
+
+screenshots: $(VENV)/.test $(VENV)/.built
+	VIBEMQ_SCREENSHOTS=$(CURDIR)/docs/page $(BIN)/python -m pytest -q tests/admin/test_page.py -k pictures
 
 bench: $(VENV)/.test $(VENV)/.built
 	$(BIN)/python benchmarks/setup.py -q build_ext --inplace

@@ -32,7 +32,7 @@ MAY = {
     "access": {"storage"},
     "remote": {"access", "storage"},
     "broker": {"access", "storage", "net"},
-    "admin": {"broker", "remote", "access", "storage"},
+    "admin": {"broker", "remote", "access", "storage", "client"},
     "protocols": {"broker", "access", "storage", "net"},
     "server": {"protocols", "broker", "admin", "remote", "access", "storage", "net"},
     "client": set(),

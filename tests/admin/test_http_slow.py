@@ -14,6 +14,7 @@ from vibemq.admin.api.calls import Answer
 
 class Api:
     config = SimpleNamespace(streams=SimpleNamespace(login_failure_delay_s=0.2))
+    metadata = None
 
 
 class Authenticator:

@@ -52,6 +52,23 @@ def test_the_status_says_what_is_up_and_what_waits(stored):
     assert found["requests"]["put"] >= 2 and found["sent_bytes"] > 100
 
 
+def test_the_management_page_has_the_same_status(stored):
+    found = Http(stored[0]).get("live", "node")["remote"]
+    assert found["is_up"] and (found["streams"], found["messages_waiting"], found["errors"]) == (1, 0, 0)
+    (segment,) = Http(stored[0]).get("live", "streams", "/", "events")["segments"]
+    assert segment["first_offset"] == 0 and segment["place"].startswith("disk")
+
+
+def test_a_message_that_is_published_here_waits_for_the_object_store(stored):
+    http = Http(stored[0])
+    answer = http.call("POST", "stream", "/", "events", "messages", body={"body": "kept there"})
+    assert answer.status == 201
+    offset = answer.json["offset"]
+    found = http.get("stream", "/", "events", "messages", query=f"?offset={offset}&count=1")
+    assert found["messages"][0]["body"] == "kept there"
+    assert http.get("remote", "status")["messages_waiting"] == 0
+
+
 def test_metrics_have_the_object_store(stored):
     found = metrics_of(stored[0])
     assert found["vibemq_remote_up"] == 1

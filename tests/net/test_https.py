@@ -160,6 +160,26 @@ def test_curl_and_plain_http_and_who_says_nothing(
         refused(secured, old)
 
 
+def test_the_management_pages_cookie_is_for_https_alone(
+    tmp_path: Path, authority: Authority, current: Identity, revoked: Path
+) -> None:
+    with serving(tmp_path, authority, current, revoked) as secured:
+        connection = connected(secured, authority.client_context())
+        body = json.dumps({"user": "guest", "password": "guest"})
+        connection.request("POST", "/page/login", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        cookie, *words = answer.headers["Set-Cookie"].split("; ")
+        assert answer.read() and answer.status == 200
+        assert cookie.startswith("__Host-vibemq=") and {"Secure", "HttpOnly", "SameSite=Strict"} <= set(words)
+        connection.request("GET", "/api/whoami", headers={"Cookie": cookie})
+        assert connection.getresponse().status == 200
+        plain = http.client.HTTPConnection("localhost", secured.admin_port, timeout=DEADLINE_S)
+        plain.request("GET", "/api/whoami", headers={"Cookie": cookie})
+        assert plain.getresponse().status == 401
+        for one in (connection, plain):
+            one.close()
+
+
 def test_ctl_asks_a_broker_elsewhere_as_a_user(
     tmp_path: Path, authority: Authority, current: Identity, revoked: Path
 ) -> None:

@@ -11,6 +11,7 @@ Starts `vibemq serve`, sends messages through it and reads them back, stops it; 
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
 
 MESSAGES = [b"message %d" % number for number in range(1000)]
@@ -39,7 +40,15 @@ def main() -> int:
         try:
             line = broker.stdout.readline() if broker.stdout else ""
             assert line.startswith("vibemq ready "), f"no ready line but {line!r}"
-            host, _, port = dict(word.split("=", 1) for word in line.split()[2:])["streams"].rpartition(":")
+            doors = dict(word.split("=", 1) for word in line.split()[2:])
+            for path, needed in (
+                ("", b"<title>VibeMQ</title>"),
+                ("page/app.js", b"import"),
+                ("page/style.css", b":root"),
+            ):
+                with urllib.request.urlopen(f"http://{doors['admin']}/{path}", timeout=60) as answer:
+                    assert needed in answer.read(), f"the management page lacks {path or 'itself'}"
+            host, _, port = doors["streams"].rpartition(":")
             with StreamsConnection.connect(host, int(port)) as connection:
                 connection.create("packaging")
                 with connection.publisher("packaging") as publisher:

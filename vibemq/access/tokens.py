@@ -19,7 +19,7 @@ from vibemq.storage.metadata import Metadata
 from vibemq.storage.users import no_user
 
 TOKEN_CHARACTERS_MAX = 1024  # a name of 255 characters and 40 bytes, in base64
-_PURPOSE = b"vibemq access token 1"
+ACCESS = b"vibemq access token 1"  # what a token is for: of another purpose it is worth nothing
 _HEAD = struct.Struct(">Q")  # when it ends, in seconds since 1970
 _DIGEST_BYTES = 32
 
@@ -28,10 +28,11 @@ class Tokens:
     """Makes and checks access tokens for one process, after fork."""
 
     def __init__(
-        self, metadata: Metadata, authenticator: Authenticator | None, clock: Callable[[], float] = time.time
-    ) -> None:
+        self, metadata: Metadata, authenticator: Authenticator | None, clock: Callable[[], float] = time.time,
+        purpose: bytes = ACCESS,
+    ) -> None:  # fmt: skip
         """``authenticator`` knows whether there is a guest; without it there is none."""
-        self._metadata, self._authenticator, self._clock = metadata, authenticator, clock
+        self._metadata, self._authenticator, self._clock, self._purpose = metadata, authenticator, clock, purpose
 
     def issue(self, user: str, lifetime_s: int) -> str:
         """A token that is this user for so many seconds.  Raises UserNotFound."""
@@ -67,7 +68,7 @@ class Tokens:
         return None if row is None else row.password_hash
 
     def _digest(self, said: bytes, secret: str) -> bytes:
-        content = b"".join(len(part).to_bytes(4, "big") + part for part in (_PURPOSE, said, secret.encode()))
+        content = b"".join(len(part).to_bytes(4, "big") + part for part in (self._purpose, said, secret.encode()))
         return hmac.digest(self._metadata.token_key(), content, sha256)
 
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTTP around the management API: aiohttp speaks the protocol, each request runs in a thread, here is what is between.
 
-Two doors.  Over TCP everybody says who they are with HTTP Basic, and what they may do is their tags'.  Over the Unix
+Two doors.  Over TCP everybody says who they are, with HTTP Basic or with the cookie of the management page's login
+(admin/page/door.py), and what they may do is their tags'.  Over the Unix
 socket in the data directory nobody is asked: only the account that owns the broker's files can open it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import logging
 import socket
@@ -24,7 +24,9 @@ from vibemq.admin.api.answering import handle
 from vibemq.admin.api.calls import OWNER, Answer, Caller, Refused, bad_request, not_found
 from vibemq.admin.api.changes import SHOWN, audit
 from vibemq.admin.api.service import Api
+from vibemq.admin.page.door import CSRF_HEADER, PageDoor
 from vibemq.admin.secure import Secured, SecureServer
+from vibemq.admin.where import is_loopback, is_this_machine
 from vibemq.broker.audit import Author
 
 PREFIX = "/api"
@@ -53,6 +55,7 @@ class Server:
     def __init__(self, api: Api, authenticator: Authenticator) -> None:
         self._api = api
         self._authenticator = authenticator
+        self._page = PageDoor(api, authenticator, self._caller, self._failed_login, self._in_thread)
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="request")
         self._hash_threads = ThreadPoolExecutor(HASH_THREADS_MAX, thread_name_prefix="hash")
         self._runners: list[web.AppRunner] = []
@@ -95,7 +98,8 @@ class Server:
                 return _response(await answer(request))
             except Refused as refused:
                 response = _response(refused.answer)
-                if refused.error == "not_authorized":  # nobody has logged in
+                if refused.error == "not_authorized" and CSRF_HEADER not in request.headers:
+                    # Nobody has logged in; the page asks for that itself, and no browser should.
                     response.headers["WWW-Authenticate"] = f'Basic realm="{REALM}"'
                 return response
 
@@ -126,14 +130,17 @@ class Server:
         del self._silent[protocol]
         protocol.force_close()
 
-    async def _on_http(self, request: web.Request) -> Answer:
+    async def _on_http(self, request: web.Request) -> Answer | web.Response:
         if _from_another_page(request):
             raise Refused(403, "forbidden", "asked by a page of another site")
         if (check := PUBLIC_HEALTH.get(request.rel_url.raw_path)) is not None:
             answer: Answer = await self._in_thread(handle, self._api, "GET", check, OWNER)
             return answer
+        page = await self._page.answer(request)
+        if page is not None:
+            return page
         login = basic_login(request.headers.get("Authorization", ""))
-        caller = None if login is None else await self._caller(request, *login)
+        caller = await (self._page.caller(request) if login is None else self._caller(request, *login))
         if caller is None:
             if login is not None and not await self._failed_login():
                 raise Refused(429, "too_many_requests", "too many logins fail at this moment")
@@ -173,9 +180,9 @@ class Server:
         return answer
 
     async def _caller(self, request: web.Request, user: str, password: str) -> Caller | None:
-        if user == GUEST and not _is_this_machine(request):
+        if user == GUEST and not is_this_machine(request):
             return None
-        login = (user, password, _is_loopback(str(request.remote)))
+        login = (user, password, is_loopback(str(request.remote)))
         verdict = await self._in_thread(self._authenticator.check_cached, *login)
         if verdict is None:
             loop = asyncio.get_running_loop()
@@ -219,21 +226,6 @@ def _from_another_page(request: web.Request) -> bool:
         return True
 
 
-def _is_this_machine(request: web.Request) -> bool:
-    """Was it reached by a name of this machine's own?  Everybody knows guest's password, so a page whose name
-    was made to lead here could use it."""
-    host = request.url.host or ""
-    return host == "localhost" or host.endswith(".localhost") or _is_loopback(host)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
-
-
 def _detail(body: dict[str, Any]) -> str:
     shown = ", ".join(f"{name} {body[name]!r}" for name in SHOWN if name in body)
     cut = shown if len(shown) <= _SHOWN_CHARACTERS_MAX else f"{shown[:_SHOWN_CHARACTERS_MAX]}..."
@@ -250,7 +242,9 @@ def _parsed(body: bytes) -> object:
     return found
 
 
-def _response(answer: Answer) -> web.Response:
+def _response(answer: Answer | web.Response) -> web.Response:
+    if isinstance(answer, web.Response):
+        return answer
     if answer.body is None:
         return web.Response(status=answer.status)
     if isinstance(answer.body, str):
@@ -258,4 +252,5 @@ def _response(answer: Answer) -> web.Response:
     text = json.dumps(answer.body, default=str)
     response = web.Response(status=answer.status, text=text, content_type="application/json", charset=None)
     response.headers["Cache-Control"] = "no-cache"
+    response.headers["X-Content-Type-Options"] = "nosniff"
     return response

@@ -23,12 +23,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from vibemq.errors import VibeMQError
+from vibemq.once_a_minute import OnceAMinute
 
 ANSWER_TIMEOUT_S = 2.0  # a worker answers within a turn; a new one is there after some tens of milliseconds
 _PACKET_BYTES_MAX = 4096
 _FIRST_NUMBERS = 1 << 48  # room for questions after each random start
 
-log = logging.getLogger("vibemq.admin")
+unanswered = OnceAMinute(logging.getLogger("vibemq.admin"))  # of one that hangs, each look would say so
 
 
 class NoAnswer(VibeMQError):
@@ -86,7 +87,7 @@ class Workers:
         try:
             return self.ask(worker, what, **details)
         except NoAnswer as problem:
-            log.warning("a worker is left out: %s", problem)
+            unanswered.say(worker, "a worker is left out: %s", problem)
             return None
 
     def ask_all(self, what: str) -> list[Any]:

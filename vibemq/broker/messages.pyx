@@ -480,6 +480,7 @@ cdef class LogReader(StreamUser):
                 what = self.write(&m, id, id_size)
                 if what == WRITTEN:
                     meters.add(METER_DELIVER_STREAM, (meters.turn_wall_ms - m.timestamp_ms) * 1000, 1)
+                    self.stream.table.delivered += 1
                 else:
                     passed_over += max(m.size, <uint32_t> PASSED_OVER_BYTES_MIN)
                 if what == UNDELIVERABLE and not self.told:

@@ -74,6 +74,7 @@ cdef class StreamTable:
     cdef readonly Meters meters
     cdef uint32_t worker
     cdef int64_t remote_timeout_ms  # how long publishers wait for a store that takes nothing; 0: for ever
+    cdef public uint64_t delivered  # messages that went to who reads streams here, of all streams, since this worker began
     cdef uint64_t archiver          # its bit in masks of workers; 0: there is no object store
     cdef dict by_name
     cdef list by_slot

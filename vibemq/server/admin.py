@@ -19,6 +19,7 @@ import socket
 from vibemq.access.users import Authenticator
 from vibemq.admin.api.service import Api
 from vibemq.admin.http import Server
+from vibemq.admin.page.sampler import Sampler
 from vibemq.admin.workers import Workers
 from vibemq.broker.audit import AuditLog
 from vibemq.broker.disk import Reserve
@@ -61,10 +62,13 @@ async def _serve(context: Context) -> None:
         {name: Meters(context.meters, seat) for name, seat in seats(context.worker_count).items()},
     )
     api.audit = AuditLog(context.config.audit, context.data_dir)
+    api.sampler = Sampler(api)
+    api.sampler.start()
     server = Server(api, Authenticator(metadata, context.config.guest.allow_loopback))
     certificates, doors = context.certificates, context.listeners
     await server.listen(doors.get("admin"), doors["ctl"], doors.get(f"admin{listeners.TLS}"), certificates)
-    log.info("the management API is ready")
+    address = context.addresses.get("admin")
+    log.info("the management API is ready%s", f", and its page is at http://{address}/" if address else "")
     while not stop.is_set() and os.getppid() == context.supervisor_pid:
         say_due()
         if certificates is not None and certificates.stale:
@@ -74,6 +78,7 @@ async def _serve(context: Context) -> None:
         except TimeoutError:
             continue
     await server.close()
+    api.sampler.close()
     say_rest()
 
 

@@ -10,6 +10,8 @@ begins.
 
 from __future__ import annotations
 
+import base64
+import itertools
 import json
 import logging
 import os
@@ -18,7 +20,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from vibemq.errors import VibeMQError
+from vibemq.errors import LimitExceeded, VibeMQError
 
 if TYPE_CHECKING:
     from vibemq.broker.parts import Broker
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from vibemq.server.turn import Loop
 
 QUESTION_BYTES_MAX = 64 * 1024
+PUBLISHES_MAX = 64  # messages of people whose confirm nobody has asked for yet; the oldest answered one is forgotten
 PIECE_NS_MAX = 500_000  # of the loop's time for one answer: half of the millisecond that nothing may exceed
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,8 @@ class Inquiries:
     ) -> None:
         self._channel, self._certificates = channel, certificates
         self._loop, self._broker = loop, broker
+        self._published: dict[int, dict[str, object]] = {}  # by ticket: what became of a message
+        self._tickets = itertools.count(1)
 
     def answer_one(self) -> None:
         """The loop calls this when there is a question."""
@@ -78,7 +83,13 @@ class Inquiries:
 
     def _on_status(self, _: dict[str, Any]) -> object:
         ends_s = None if self._certificates is None else self._certificates.ends_s
-        return {"pid": os.getpid(), "connections": len(self._loop.connections), "certificate_ends_s": ends_s}
+        return {
+            "worker": self._broker.worker,
+            "pid": os.getpid(),
+            "connections": len(self._loop.connections),
+            "delivered": self._broker.streams.delivered,
+            "certificate_ends_s": ends_s,
+        }
 
     def _on_sessions(self, question: dict[str, Any]) -> object:
         """Connections, by their descriptors."""
@@ -120,6 +131,44 @@ class Inquiries:
     def _on_restart(self, question: dict[str, Any]) -> object:
         self._broker.streams.restart(question["vhost"], question["name"])
         return True
+
+    def _on_purge(self, question: dict[str, Any]) -> object:
+        """How many messages waited."""
+        queue = self._broker.queues.find(question["vhost"], question["name"])
+        count = queue.purge()
+        queue.close_if_unused()
+        return count
+
+    def _on_publish(self, question: dict[str, Any]) -> object:
+        """Begin with one message: the ticket by which ``published`` tells what has become of it.
+
+        A confirm may wait for a sync, so it is not this answer."""
+        from vibemq.broker.one_message import publish_one  # rarely needed
+
+        if len(self._published) >= PUBLISHES_MAX:
+            answered = next((ticket for ticket, found in self._published.items() if found["is_done"]), None)
+            if answered is None:
+                raise LimitExceeded("messages that wait for their confirm", len(self._published), PUBLISHES_MAX)
+            del self._published[answered]
+        ticket = next(self._tickets)
+        found: dict[str, object] = {"is_done": False, "offset": None, "why": ""}
+
+        def told(offset: int | None, why: str) -> None:
+            found.update(is_done=True, offset=offset, why=why)
+
+        publish_one(
+            self._broker, question["vhost"], question["name"], base64.b64decode(question["body"]),
+            question["headers"], question["content_type"], question["peer"], told,
+        )  # fmt: skip
+        self._published[ticket] = found
+        return {"ticket": ticket, "pid": os.getpid()}
+
+    def _on_published(self, question: dict[str, Any]) -> object:
+        """None: this worker knows nothing of it; its predecessor was asked, and ended."""
+        found = self._published.get(question["ticket"]) if question["pid"] == os.getpid() else None
+        if found is not None and found["is_done"]:
+            del self._published[question["ticket"]]
+        return found
 
     def _on_access_changed(self, _: dict[str, Any]) -> object:
         self._broker.tell_access_changed()

@@ -135,6 +135,10 @@ class Database:
         row = self._row(f"{table.select} {rest}", *values)
         return None if row is None else table.record(row)
 
+    def commits_seen(self) -> int:
+        """Another number than this thread was given before: somebody else has committed something since."""
+        return int(self._rows("PRAGMA data_version")[0][0])
+
     def _kept(self, what: str) -> Any:
         """A column of the one row of `accounts`."""
         return self._rows(f"SELECT {what} FROM accounts")[0][0]

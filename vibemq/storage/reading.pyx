@@ -6,6 +6,7 @@ exist. Segments are copied piece by piece rather than mapped: it costs the same,
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy
@@ -13,7 +14,7 @@ from posix.unistd cimport close
 
 from vibemq.grow cimport c_grow
 from vibemq.storage cimport core
-from vibemq.storage.core cimport OK, ERR_CORRUPT, ERR_NO_MEMORY, ERR_TRUNCATED
+from vibemq.storage.core cimport OK, ERR_CORRUPT, ERR_END, ERR_NO_MEMORY, ERR_TRUNCATED
 
 from vibemq.errors import StorageError
 
@@ -74,6 +75,34 @@ cdef class ChunkReader(Chunks):
         if code != OK:
             raise self.problem(code)
         self.attached = True
+
+    def attach_time(self, int64_t ms):
+        """Go to the first chunk that is not older than ``ms`` since 1970.  May wait for the object store.  StorageError."""
+        cdef err code = core.reader_open(&self.at, self.raw, core.READER_TIMESTAMP, ms, &self.fault)
+        if code == OK:
+            self.attached = True
+            with nogil:
+                code = core.reader_settle(&self.at, False, &self.fault)
+        if code != OK and code != ERR_END:
+            raise self.problem(code)
+
+    def take(self) -> bytes | None:
+        """The next chunk as the streams protocol delivers it: header and entries.  None: there is none yet.
+
+        May wait for the object store.  StorageError, with ERR_NOT_FOUND where retention took the segment.
+        """
+        cdef err code
+        cdef bytes out
+        with nogil:
+            code = self.next()
+        if code == ERR_END:
+            return None
+        if code != OK:
+            raise self.problem(code)
+        out = PyBytes_FromStringAndSize(NULL, core.CHUNK_HEADER_BYTES + self.chunk.data_bytes)
+        core.chunk_header_to_wire(self.entries - self.chunk.bloom_bytes - core.CHUNK_HEADER_BYTES, <uint8_t *> <char *> out)
+        memcpy(<char *> out + core.CHUNK_HEADER_BYTES, self.entries, self.chunk.data_bytes)
+        return out
 
     cdef err next(self) noexcept nogil:
         """Go to the next chunk: its header is ``chunk``, its entries begin at ``entries``, until the next call.

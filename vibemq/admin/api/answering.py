@@ -39,7 +39,7 @@ def handle(
     try:
         level, handler, names = find(method, path)
         if caller.level < level:
-            raise not_authorised(_missing_tag(caller, level))
+            raise not_authorised(missing_tag(caller, level))
         answer = handler(api, Call(caller, names, query, body or {}, reason))
         if isinstance(answer, Answer):
             return answer
@@ -56,7 +56,7 @@ def handle(
         return Refused(500, "internal_error", str(problem)).answer
 
 
-def _missing_tag(caller: Caller, level: int) -> str:
+def missing_tag(caller: Caller, level: int) -> str:
     """RabbitMQ's words for what the caller is not, and how it may become that."""
     tag = {MANAGEMENT: "management", MONITORING: "monitoring"}.get(level, "administrator")
     said = "Not administrator user" if level == ADMINISTRATOR else "User not authorised"

@@ -19,6 +19,7 @@ from vibemq.admin.api import (
     definitions,
     health,
     limits,
+    messages,
     metrics,
     overview,
     remote,
@@ -29,6 +30,7 @@ from vibemq.admin.api import (
 )
 from vibemq.admin.api.calls import ADMINISTRATOR, MANAGEMENT, MONITORING, NOBODY, Call, Refused, bad_request, not_found
 from vibemq.admin.api.service import Api
+from vibemq.admin.page import live, live_streams
 from vibemq.storage.limits import USER, VHOST
 
 #: Gives the body of a GET; of the others True where it has made what was not there; or a whole Answer.
@@ -86,6 +88,9 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("GET", "/remote/status", MONITORING, remote.status),
     ("GET", "/stream/{vhost}/{name}/status", MANAGEMENT, streams.status),
     ("POST", "/stream/{vhost}/{name}/restart", MANAGEMENT, streams.restart),
+    ("GET", "/stream/{vhost}/{name}/messages", MANAGEMENT, messages.look),
+    ("POST", "/stream/{vhost}/{name}/messages", MANAGEMENT, messages.publish_one),
+    ("PUT", "/queues/{vhost}/{name}/definition", MANAGEMENT, streams.put_definition),
     ("POST", "/changes", ADMINISTRATOR, accounts.log_change),
     ("PUT", "/queues/{vhost}/{name}/options", MANAGEMENT, streams.put_queue_options),
     ("POST", "/users/{user}", ADMINISTRATOR, accounts.add_user),
@@ -96,13 +101,20 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("DELETE", "/user-limits/{user}", ADMINISTRATOR, limits.delete_all(USER)),
     ("PUT", "/vhost-limits/{vhost}", ADMINISTRATOR, limits.put_all(VHOST, instead=True)),
     ("DELETE", "/vhost-limits/{vhost}", ADMINISTRATOR, limits.delete_all(VHOST)),
+    # ---- of our own: what changes while one looks, for the management page ----
+    ("GET", "/live/overview", MANAGEMENT, live.overview),
+    ("GET", "/live/node", MONITORING, live.node),
+    ("GET", "/live/connections", MANAGEMENT, live.connections),
+    ("GET", "/live/spark", MANAGEMENT, live.spark),
+    ("GET", "/live/streams", MANAGEMENT, live_streams.list_streams),
+    ("GET", "/live/streams/{vhost}/{name}", MANAGEMENT, live_streams.one_stream),
     # ---- streams, exchanges, bindings ----
     ("GET", "/queues[/{vhost}[/{name}]]", MANAGEMENT, streams.list_queues),
     ("PUT", "/queues/{vhost}/{name}", MANAGEMENT, streams.put_queue),
     ("DELETE", "/queues/{vhost}/{name}", MANAGEMENT, streams.delete_queue),
     ("DELETE", "/queues/{vhost}/{name}/contents", MANAGEMENT, streams.purge_queue),
-    ("POST", "/queues/{vhost}/{name}/get", MANAGEMENT, streams.get_messages),
-    ("POST", "/exchanges/{vhost}/{exchange}/publish", MANAGEMENT, streams.publish),
+    ("POST", "/queues/{vhost}/{name}/get", MANAGEMENT, messages.get_messages),
+    ("POST", "/exchanges/{vhost}/{exchange}/publish", MANAGEMENT, messages.publish),
     ("GET", "/queues/{vhost}/{name}/bindings", MANAGEMENT, routing.list_bindings),
     ("GET", "/exchanges[/{vhost}[/{exchange}]]", MANAGEMENT, routing.list_exchanges),
     ("PUT", "/exchanges/{vhost}/{exchange}", MANAGEMENT, routing.put_exchange),

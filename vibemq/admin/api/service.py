@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vibemq.access.rights import Rights, VhostRights
 from vibemq.admin.api.calls import ADMINISTRATOR, MONITORING, Call, Caller, Refused, not_authorised
@@ -23,6 +23,9 @@ from vibemq.broker.catalog import Catalog, Deleted
 from vibemq.config import Config
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters
+
+if TYPE_CHECKING:
+    from vibemq.admin.page.sampler import Sampler
 
 R = TypeVar("R", bound=Any)  # a record of the database that has a vhost
 
@@ -63,6 +66,8 @@ class Api:
         self.catalog = Catalog(config, _Table(metadata, workers))  # type: ignore[arg-type]
         self._rights = Rights(metadata, config.guest.allow_loopback)
         self._rights_lock = threading.Lock()
+        #: Rates and their last hour (vibemq/admin/page/sampler.py); None where no admin process runs.
+        self.sampler: Sampler | None = None
 
     def rights(self, caller: Caller, vhost: str) -> VhostRights | None:
         """What the caller may do there with streams; None: nothing, or there is no such vhost."""

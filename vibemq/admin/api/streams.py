@@ -141,18 +141,8 @@ def purge_queue(api: Api, call: Call) -> None:
     record = find(api, call)
     if record.queue is None:
         raise bad_request(f"'{record.name}' is a stream, which cannot be purged: delete it and make it anew")
-    raise bad_request(f"queues are not purged over HTTP; `vibemq queues purge {record.name}` does it")
-
-
-def get_messages(api: Api, call: Call) -> None:
-    record = find(api, call)
-    instead = "use a stream client" if record.queue is None else f"use a client, or `vibemq consume {record.name}`"
-    raise bad_request(f"messages are not read over HTTP; {instead}")
-
-
-def publish(api: Api, call: Call) -> None:
-    api.require_seen(call.caller, call.path["vhost"])
-    raise bad_request("messages are not published over HTTP; use a client, or `vibemq publish` for a queue")
+    api.require_rights(call, record.vhost, read=[record.name])
+    api.workers.ask_any("purge", vhost=record.vhost, name=record.name)
 
 
 def restart(api: Api, call: Call) -> None:

@@ -416,6 +416,7 @@ cdef class Deliveries:
             subscription.consumed += scratch.frames[i].records
             meters.add(METER_DELIVER_STREAM, (meters.turn_wall_ms - scratch.frames[i].timestamp_ms) * 1000,
                        scratch.frames[i].records)
+            subscription.stream.table.delivered += scratch.frames[i].records
             subscription.offset = <int64_t> scratch.frames[i].chunk_id
         else:
             at.position, at.next_offset = walk.position, walk.next_offset

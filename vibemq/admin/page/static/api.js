@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The management API, as whoever has logged in. A request that changes something bears this login's CSRF token.
+
+export class Refused extends Error {
+  constructor(status, error, reason) {
+    super(reason)
+    this.status = status
+    this.isLogin = status === 401 && error === "not_authorized" // nobody has logged in, or not any more
+  }
+}
+
+let csrf = ""
+
+// The parts of a path, each of which may hold anything: path("queues", "/", "a b") is /queues/%2F/a%20b
+export const path = (...parts) => parts.map((part) => `/${encodeURIComponent(part)}`).join("")
+
+async function ask(method, address, body, signal) {
+  const headers = { "X-CSRF-Token": csrf, Accept: "application/json" }
+  if (body !== undefined) headers["Content-Type"] = "application/json"
+  let response
+  try {
+    response = await fetch(address, {
+      method,
+      headers,
+      signal,
+      body: body === undefined ? undefined : JSON.stringify(body),
+    })
+  } catch (problem) {
+    if (problem.name === "AbortError") throw problem
+    throw new Refused(0, "away", "The broker does not answer.")
+  }
+  const text = await response.text()
+  let found = null
+  try {
+    found = text ? JSON.parse(text) : null
+  } catch {
+    found = { reason: text }
+  }
+  if (!response.ok) throw new Refused(response.status, found?.error, found?.reason ?? `HTTP ${response.status}`)
+  return found
+}
+
+export const get = (address, signal) => ask("GET", `api${address}`, undefined, signal)
+export const put = (address, body = {}) => ask("PUT", `api${address}`, body)
+export const post = (address, body = {}) => ask("POST", `api${address}`, body)
+export const remove = (address) => ask("DELETE", `api${address}`)
+
+export async function logIn(user, password) {
+  const session = await ask("POST", "page/login", { user, password })
+  csrf = session.csrf
+  return session
+}
+
+// Whose login this browser has; null: nobody's.
+export async function session() {
+  try {
+    const found = await ask("GET", "page/session")
+    csrf = found.csrf
+    return found
+  } catch (problem) {
+    if (problem.isLogin) return null
+    throw problem
+  }
+}
+
+export async function logOut() {
+  await ask("POST", "page/logout")
+  csrf = ""
+}
+
+// Of a query what is set.
+export function query(values) {
+  const set = Object.entries(values).filter(([, value]) => value !== undefined && value !== "" && value !== null)
+  return set.length ? `?${new URLSearchParams(set)}` : ""
+}

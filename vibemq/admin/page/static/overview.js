@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+import * as api from "./api.js"
+import { chart, extend } from "./chart.js"
+import { h } from "./dom.js"
+import { brief, bytes, count, duration, plural, rate } from "./format.js"
+import { streamLink } from "./streams.js"
+import { table } from "./table.js"
+
+let history = null
+
+// `more` stands behind the value: a unit; `below`: some words more.
+export const tile = (label, value, more = "", below = "") =>
+  h(
+    "div",
+    { class: "tile" },
+    h("dt", {}, label),
+    h("dd", {}, value, more && h("small", {}, more), below && h("small", { class: "below" }, below)),
+  )
+
+export const RATES = [
+  { name: "published", label: "published", tone: "one" },
+  { name: "delivered", label: "delivered", tone: "two" },
+  { name: "acked", label: "acked", tone: "three" },
+]
+export const BACKLOG = [
+  { name: "ready", label: "waiting", tone: "one" },
+  { name: "unacked", label: "in flight", tone: "two" },
+]
+
+export function alarms({ alarms: names, is_drained: isDrained, workers, damaged }) {
+  const lines = names.map((name) => `${name} alarm: no messages are taken until there is room again.`)
+  if (isDrained) lines.push("In maintenance: nobody is let in. “vibemq ctl revive” ends that.")
+  if (workers && workers.answering < workers.count)
+    lines.push(`${workers.answering} of ${workers.count} workers answer; a new one is on its way.`)
+  if (damaged) lines.push(`${plural(damaged, "stream")} cannot be read; the broker's log says why.`)
+  return lines.map((text) => h("p", { class: "alarm", role: "alert", key: text }, text))
+}
+
+export const overview = {
+  title: () => "Overview",
+  async load(place, signal) {
+    const found = await api.get(`/live/overview${api.query({ after: history?.end })}`, signal)
+    history = extend(history, found.history)
+    return found
+  },
+  show(found) {
+    const { totals } = found
+    return [
+      alarms(found),
+      h(
+        "dl",
+        { class: "tiles" },
+        tile("Published", rate(totals.published), "/s"),
+        tile("Delivered", rate(totals.delivered), "/s"),
+        tile("Acknowledged", rate(totals.acked), "/s"),
+        tile("Waiting", brief(totals.ready)),
+        tile("In flight", brief(totals.unacked)),
+        totals.connections !== undefined && tile("Connections", count(totals.connections)),
+        tile("Streams", count(found.streams)),
+        tile("Queues", count(found.queues)),
+      ),
+      history &&
+        h(
+          "div",
+          { class: "charts" },
+          chart({ title: "Messages a second", history, lines: RATES, format: rate }),
+          chart({ title: "Messages kept", history, lines: BACKLOG, format: brief }),
+          chart({
+            title: "Connections",
+            history,
+            lines: [{ name: "connections", label: "open", tone: "one" }],
+            format: count,
+          }),
+          chart({
+            title: "Memory of all processes",
+            history,
+            lines: [{ name: "memory", label: "used", tone: "one" }],
+            format: bytes,
+            isSize: true,
+          }),
+        ),
+      h(
+        "section",
+        { "aria-labelledby": "busiest" },
+        h("h2", { id: "busiest" }, "Busiest now"),
+        table({
+          label: "Busiest streams and queues",
+          rows: found.busiest,
+          key: (row) => `${row.vhost}/${row.name}`,
+          columns: [
+            { label: "Name", cell: streamLink },
+            { label: "Published /s", is: "number", cell: (row) => rate(row.published) },
+            {
+              label: "Delivered /s",
+              is: "number",
+              wide: true,
+              cell: (row) => (row.kind === "queue" ? rate(row.delivered) : ""),
+            },
+            { label: "Messages", is: "number", cell: (row) => brief(row.ready) },
+          ],
+          empty:
+            found.streams + found.queues
+              ? "Nothing is published at this moment."
+              : "There is no stream and no queue yet: vibemq publish hello '{\"number\": 1}' makes one, and it appears here.",
+        }),
+      ),
+      h(
+        "section",
+        { "aria-labelledby": "doors" },
+        h("h2", { id: "doors" }, "Doors"),
+        h(
+          "ul",
+          { class: "doors" },
+          found.doors.map((door) => h("li", {}, h("b", {}, door.name), " ", h("code", {}, door.address))),
+        ),
+        h(
+          "p",
+          { class: "hint" },
+          `VibeMQ ${found.version}, ${found.node}, up for ${duration(found.uptime_ms)}, ${plural(found.workers.count, "worker")}`,
+        ),
+      ),
+    ]
+  },
+}
