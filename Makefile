@@ -7,6 +7,7 @@
 #   make check    ruff, mypy, and the tests of the house rules
 #   make san      the C core under the address, undefined and thread sanitizers
 #   make fuzz     every fuzz target for FUZZ_SECONDS each
+#   make kills    brokers killed in a commit at every call, and under load at random moments, SOAK_ROUNDS times each
 #   make spark-soak  drivers and brokers of a Spark query killed at random, SOAK_ROUNDS times
 #   make remote-soak  brokers of an object store lose processes, power and machines at random, SOAK_ROUNDS times
 #   make spark-versions  the Spark tests' core with each older Spark that is supported
@@ -45,7 +46,7 @@ run: $(VENV)/.run $(VENV)/.built
 run-remote: RUN_ARGS += --lose-machine
 run-remote: run
 
-test: $(VENV)/.test $(VENV)/.built
+test: $(VENV)/.test $(VENV)/.built build/spark.jsa
 	$(MAKE) -C csrc -j $(shell nproc) test CC=$(CC)
 	$(BIN)/python -m pytest -n auto $(PYTEST_ARGS)
 
@@ -67,12 +68,17 @@ fuzz: $(VENV)/.test $(VENV)/.built
 
 kills: $(VENV)/.test $(VENV)/.built
 	VIBEMQ_KILL_EACH_CALL=1 $(BIN)/python -m pytest -q tests/broker/test_transactions_kill.py
+	VIBEMQ_KILL_ROUNDS=$(SOAK_ROUNDS) $(BIN)/python -m pytest -q tests/broker/test_kill.py tests/broker/test_queue_kill.py
 
 spark-soak: $(VENV)/.test $(VENV)/.built
 	VIBEMQ_SOAK_ROUNDS=$(SOAK_ROUNDS) $(BIN)/python -m pytest -q -s tests/spark/test_spark_killed.py
 
 remote-soak: $(VENV)/.test $(VENV)/.built
 	VIBEMQ_SOAK_ROUNDS=$(SOAK_ROUNDS) $(BIN)/python -m pytest -q -s tests/remote/test_lost_machine.py
+
+# Java's archive of Spark's classes: the tests start Spark some thirty times (tests/conftest.py).
+build/spark.jsa: $(VENV)/.test | $(VENV)/.built
+	PYTHONPATH=tests $(BIN)/python tests/spark/spark_classes.py $@
 
 # Half a gigabyte each, fetched once.
 build/spark-%: | $(VENV)/.test

@@ -56,6 +56,12 @@ class Server(Struct, frozen=True, kw_only=True):
     user: Annotated[str, Meta(max_length=255)] = ""  # "": stay who we are
 
 
+class Log(Struct, frozen=True, kw_only=True):
+    """How the broker's log is written."""
+
+    format: Literal["text", "json"] = "text"
+
+
 class Streams(Struct, frozen=True, kw_only=True):
     """The streams door (RabbitMQ Streams protocol)."""
 
@@ -255,12 +261,15 @@ class Admin(Struct, frozen=True, kw_only=True):
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
     port: Port = 2926
     tls_port: Port = 2936  # listened on where [tls] names a certificate
+    # A page that Prometheus takes in a second; whoever wants more asks /metrics/detailed for it.
+    metrics_objects_max: Annotated[int, Meta(ge=0, le=100_000)] = 1000
 
 
 class Config(Struct, frozen=True, kw_only=True):
     """All options, by section."""
 
     server: Server = Server()
+    log: Log = Log()
     streams: Streams = Streams()
     native: Native = Native()
     signalr: Signalr = Signalr()
@@ -294,6 +303,7 @@ class Config(Struct, frozen=True, kw_only=True):
 
 SECTIONS: dict[str, type[Struct]] = {
     "server": Server,
+    "log": Log,
     "streams": Streams,
     "native": Native,
     "signalr": Signalr,

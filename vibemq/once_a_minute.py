@@ -39,9 +39,11 @@ class OnceAMinute:
     all: ClassVar[weakref.WeakSet[OnceAMinute]] = weakref.WeakSet()
 
     def __init__(
-        self, logger: logging.Logger, level: int = logging.WARNING, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._logger, self._level, self._clock = logger, level, clock
+        self, logger: logging.Logger, level: int = logging.WARNING, *, event: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """``event``: the name of all that is said (server/events.py), where it does not follow from the words."""
+        self._logger, self._level, self._event, self._clock = logger, level, event, clock
         self._subjects: dict[object, _Subject] = {}  # said longest ago first
         self._others: set[int] = set()  # hashes of subjects that got no line of their own
         self._unsaid = _Subject(0.0)  # their events, since the first one
@@ -71,7 +73,7 @@ class OnceAMinute:
                 return False
         self._subjects.pop(subject, None)
         self._subjects[subject] = _Subject(now_s)
-        self._logger.log(self._level, message + (f" ({count:,} times)" if count > 1 else ""), *args)
+        self._log(message, f" ({count:,} times)" if count > 1 else "", args)
         return True
 
     def say_due(self) -> None:
@@ -115,12 +117,16 @@ class OnceAMinute:
         events = f"{unsaid.count:,} such events of {subjects:,}{more} others"
         since = f" (the last of {events} in the last {now_s - unsaid.said_s:.0f} s)"
         self._others.clear()
-        self._logger.log(self._level, unsaid.message + since, *unsaid.args)
+        self._log(unsaid.message, since, unsaid.args)
+
+    def _log(self, message: str, more: str, args: tuple[object, ...]) -> None:
+        named = {"template": message, "event": self._event}
+        self._logger.log(self._level, message + more, *args, extra=named)
 
     def _say_count(self, known: _Subject, now_s: float) -> None:
         if known.count:
             since = f" ({known.count:,} more in the last {now_s - known.said_s:.0f} s; said once a minute)"
-            self._logger.log(self._level, known.message + since, *known.args)
+            self._log(known.message, since, known.args)
             known.count, known.said_s = 0, now_s
 
 

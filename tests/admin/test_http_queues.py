@@ -49,7 +49,9 @@ def test_metrics_say_what_became_of_the_messages_of_each_queue(http, client, nam
         lines = http.raw("GET", "/metrics").text.splitlines()
         end = f'{{vhost="/",queue="{name}"}}'
         named = (line.split(end) for line in lines if end in line)
-        return {metric.removeprefix("vibemq_queue_"): int(number) for metric, number in named}
+        found = {metric.removeprefix("vibemq_queue_"): float(number) for metric, number in named}
+        assert found.pop("oldest_message_age_seconds") >= 0
+        return found
 
     with client.consume(name, prefetch=3) as consumer:
         first, second, _third = (next(consumer) for _ in range(3))

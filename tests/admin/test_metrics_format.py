@@ -15,6 +15,7 @@ from vibemq.protocols.streams.spec import Code, Key
 
 SAMPLE = re.compile(r"(?P<name>[a-z_:][a-z0-9_:]*)(?:\{(?P<labels>[^}]*)\})? (?P<value>-?[0-9.e+-]+)")
 LABEL = re.compile(r'[a-z_][a-z0-9_]*="(?:[^"\\]|\\["\\n])*"')
+PART = re.compile(r"_(?:bucket|sum|count)$")  # of a histogram
 #: Units that are no base units, and suffixes that say a type, which the name must not.
 UNLIKED = re.compile(r"_(?:milliseconds|ms|minutes|hours|days|kilobytes|megabytes|kb|mb|percent|gauge|counter)(?:_|$)")
 
@@ -46,14 +47,15 @@ def test_every_metric_has_its_help_and_type_first_and_a_name_by_the_rules(page):
             assert text and helped not in seen
         elif line.startswith("# TYPE "):
             _, _, name, kind = line.split(" ")
-            assert name == helped and kind in ("counter", "gauge")
+            assert name == helped and kind in ("counter", "gauge", "histogram")
             assert name.startswith("vibemq_") and not UNLIKED.search(name)
             assert name.endswith("_total") == (kind == "counter"), name
             seen[name] = kind
         else:
             sample = SAMPLE.fullmatch(line)
             assert sample, line
-            assert sample["name"] == helped, "all samples of a metric stand together"
+            name = PART.sub("", sample["name"]) if seen[helped] == "histogram" else sample["name"]
+            assert name == helped, "all samples of a metric stand together"
             assert float(sample["value"]) == float(sample["value"])
             labels = sample["labels"] or ""
             assert ",".join(LABEL.findall(labels)) == labels, line

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """kill -9 under load at random moments: of a worker, of the supervisor, of everything.
 
-Thirty-four rounds in all, each with publishers on several connections and a reader.
-VIBEMQ_KILL_SEED repeats a run as far as a race can be repeated: the moments are counted in
-confirmed messages, the rest is up to the machine.
+In small here, each way at least once; `make kills` runs VIBEMQ_KILL_ROUNDS rounds of each.  All have publishers on
+several connections and a reader.  VIBEMQ_KILL_SEED repeats a run as far as a race can be repeated: the moments are
+counted in confirmed messages, the rest is up to the machine.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from running import broker, wait_until
 from vibemq.protocols.streams.spec import Code, Key
 
 SEED = int(os.environ.get("VIBEMQ_KILL_SEED", time.time_ns() % 2**32))
+ROUNDS = int(os.environ.get("VIBEMQ_KILL_ROUNDS", "0"))
 CONFIRMED_BEFORE_MAX = 12_000  # a kill comes after a random number of confirms up to this
 CONFIRMED_AFTER = 500  # and the round goes on until so many more have come from the new worker
 ORPHANS_END_S_MAX = 10.0
@@ -42,7 +43,7 @@ def await_new_workers(running, old, count):
     wait_until(lambda: len(set(running.worker_pids()) - set(old)) >= count, "new workers")
 
 
-@pytest.mark.parametrize("round_", range(16))
+@pytest.mark.parametrize("round_", range(ROUNDS or 8))
 def test_a_killed_worker_costs_only_its_connections(tmp_path, random_, round_):
     both = round_ % 4 == 3
     with broker(tmp_path) as running:
@@ -59,7 +60,7 @@ def test_a_killed_worker_costs_only_its_connections(tmp_path, random_, round_):
         verify(load, running)
 
 
-@pytest.mark.parametrize("round_", range(8))
+@pytest.mark.parametrize("round_", range(ROUNDS or 4))
 def test_a_killed_supervisor_takes_its_workers_along_and_the_next_one_goes_on(tmp_path, random_, round_):
     with contextlib.suppress(Killed), broker(tmp_path) as running:
         create(running, "s")
@@ -76,7 +77,7 @@ def test_a_killed_supervisor_takes_its_workers_along_and_the_next_one_goes_on(tm
         goes_on(running, random_)
 
 
-@pytest.mark.parametrize("round_", range(10))
+@pytest.mark.parametrize("round_", range(ROUNDS or 5))
 def test_everything_killed_at_once_loses_nothing_confirmed(tmp_path, random_, round_):
     with contextlib.suppress(Killed), broker(tmp_path) as running:
         create(running, "s", "disk" if round_ % 5 == 2 else "os")

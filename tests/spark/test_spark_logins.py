@@ -171,7 +171,7 @@ print(spark.read.format("vibemq").options(**{**source, "stream": "copies"}).load
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_no_secret_is_in_a_plan_a_checkpoint_a_log_or_the_progress(spark, secured, authority, tmp_path):
     """Spark's log at its most talkative but for what helps to find bugs in Spark itself."""
     arguments = [str(secured.tls_port), str(authority.certificate), SECRET, str(tmp_path)]

@@ -548,7 +548,8 @@ def test_a_database_of_before_buckets_keeps_all_it_has(paths, monkeypatch):
         indexes = set(db.execute("SELECT name FROM sqlite_master WHERE type = 'index'"))
     metadata.users()
     added = {"owner": "", "owner_epoch": 0}
-    expected = {**before, "streams": [{**row, **added} for row in before["streams"]]}
+    new: dict[str, list] = {"user_limits": [], "vhost_limits": [], "creators": []}
+    expected = {**before, **new, "streams": [{**row, **added} for row in before["streams"]]}
     assert {name: [dict(sorted(row.items())) for row in rows] for name, rows in dump(metadata).items()} == {
         name: sorted((dict(sorted(row.items())) for row in rows), key=str) for name, rows in expected.items()
     }

@@ -40,8 +40,8 @@ BODY_S = 60.0  # for a body of BODY_BYTES_MAX over a slow line
 FAILED_LOGINS_MAX = 512  # that wait for their answer: more than the hashing threads can refuse within a delay
 REALM = "VibeMQ Management"
 #: Nobody is asked who they are; a load balancer has no password.
-PUBLIC_HEALTH = "/health"
-_METRICS = "/metrics"
+PUBLIC_HEALTH = {"/health": "/healthchecks/node", "/health/live": "/health/live", "/health/ready": "/health/ready"}
+_METRICS = ("/metrics", "/metrics/detailed")
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the version of Prometheus's format, which is all text there is
 CHANGES = "/changes"
 _SHOWN_CHARACTERS_MAX = 500
@@ -133,8 +133,8 @@ class Server:
     async def _on_http(self, request: web.Request) -> Answer | web.Response:
         if _from_another_page(request):
             raise Refused(403, "forbidden", "asked by a page of another site")
-        if request.rel_url.raw_path == PUBLIC_HEALTH:
-            answer: Answer = await self._in_thread(handle, self._api, "GET", "/healthchecks/node", OWNER)
+        if (check := PUBLIC_HEALTH.get(request.rel_url.raw_path)) is not None:
+            answer: Answer = await self._in_thread(handle, self._api, "GET", check, OWNER)
             return answer
         page = await self._page.answer(request)
         if page is not None:
@@ -154,7 +154,7 @@ class Server:
         path = request.rel_url.raw_path
         if path.startswith(f"{PREFIX}/"):
             path = path.removeprefix(PREFIX)
-        elif path != _METRICS:
+        elif path not in _METRICS:
             raise not_found(f"paths begin with {PREFIX}")
         body: object = {}
         if request.can_read_body:
@@ -168,9 +168,9 @@ class Server:
         reason = request.headers.get("X-Reason", "")
         answer: Answer
         try:
-            answer = await self._in_thread(handle, self._api, method, path, caller, dict(request.query), body, reason)
+            answer = await self._in_thread(handle, self._api, method, path, caller, request.query, body, reason)
         except Exception:  # a mistake of ours; the process goes on
-            log.exception("%s %s", request.method, path)
+            log.exception("%s %s failed by an error of ours", request.method, path)
             answer = Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})
         if method != "GET" and answer.status < 300 and path != CHANGES:  # which says itself who did what
             log.info("%s %s%s, by %s", method, path, _detail(body), caller.name or "vibemq ctl")

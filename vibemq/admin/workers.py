@@ -87,7 +87,7 @@ class Workers:
         try:
             return self.ask(worker, what, **details)
         except NoAnswer as problem:
-            unanswered.say(worker, "%s", problem)
+            unanswered.say(worker, "a worker is left out: %s", problem)
             return None
 
     def ask_all(self, what: str) -> list[Any]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 refusing = OnceAMinute(logger)
-closing = OnceAMinute(logger, logging.INFO)
+closing = OnceAMinute(logger, logging.INFO, event="peer_refused")
 logins = OnceAMinute(logger)  # which operators look for
 
 SUBSCRIPTIONS_MAX = 2048  # of one connection, which all end in one turn when it does: 7 us each
@@ -101,8 +101,8 @@ def access_of(session: Any, user: str, verdict: Verdict) -> Access | None:
         if access is not None:
             return access
     only_here = verdict is Verdict.LOOPBACK_ONLY
-    what = "user %.*r may only come from this machine" if only_here else "login refused for user %.*r"
-    logins.say(host_of(session.peer_address), f"%s: {what}", session.peer, USER_CHARACTERS_LOGGED_MAX, user)
+    what = "%s: user %.*r may only come from this machine" if only_here else "%s: login refused for user %.*r"
+    logins.say(host_of(session.peer_address), what, session.peer, USER_CHARACTERS_LOGGED_MAX, user)
     return None
 
 
@@ -187,7 +187,7 @@ def log_refusal(peer: str, user: str, right: str, queue: str, refusals: set[tupl
 def what_failed(peer: str, problem: BaseException) -> str:
     """For the peer whose command the disk, a limit or an error of ours has stopped; the log says more."""
     if isinstance(problem, LimitExceeded | StorageError):
-        logger.error("%s: %s", peer, problem)
+        logger.error("%s: a command failed: %s", peer, problem)
         return str(problem)
     logger.error("%s: a command failed by an error of ours", peer, exc_info=problem)
     return "The broker could not do this; its log says why."

@@ -430,8 +430,10 @@ cdef class Backlog:
         core.word_add(&self.control.dropped, count)
         times = "once" if attempts == 1 else f"{attempts} times"
         text = DROPPED[reason].format(queue=self.queue, offset=offset, times=times)
-        (expiring if reason is FailureReason.MESSAGE_EXPIRED else failing).say(
-            (self.queue.key, reason), "queue %s: %s", self.queue.name, text, count=count)
+        if reason is FailureReason.MESSAGE_EXPIRED:
+            expiring.say((self.queue.key, reason), "queue %s: %s", self.queue.name, text, count=count)
+        else:
+            failing.say((self.queue.key, reason), "queue %s: %s", self.queue.name, text, count=count)
 
     cdef bint _skip_new(self, uint64_t upto, object reason) except -1:
         """Settle messages that were never handed out, unread; False when some are left for the next turn."""

@@ -27,6 +27,7 @@ from vibemq.net.door cimport PAUSE_COMMAND, PAUSE_PARKED, PAUSE_RATE, PAUSE_TURN
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_NOT_CACHED, OK, err, fault
 from vibemq.storage.log cimport storage_error
+from vibemq.storage.meters cimport METER_DELIVER_QUEUE, Meters
 from vibemq.storage.shm cimport Usage
 
 from vibemq.net.hosts import host_of
@@ -304,21 +305,27 @@ cdef class Consumer:
         cdef int32_t slot
         cdef int what
         cdef Queue queue = <Queue> self.queue
+        cdef Meters meters = queue.stream.table.meters
         if m.offset >= self.seen:
             self.seen, self.fresh = m.offset + 1, False
         else:
             self.unordered = True
         if queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
-            if self.write(m, id, id_size, attempts) == UNDELIVERABLE:
+            what = self.write(m, id, id_size, attempts)
+            if what == UNDELIVERABLE:
                 core.word_add(&queue.control.dropped, 1)
                 self._say_unsuited(m.offset, "and is dropped for it, and for no other")
+            elif what == WRITTEN:
+                meters.add(METER_DELIVER_QUEUE, (meters.turn_wall_ms - m.timestamp_ms) * 1000, 1)
             return 0
         slot = self.deliveries.add(&self.own, self.number, m.offset, id, id_size, attempts, strikes,
                                    queue.table.now_ms)
         if slot == self.own.first:
             queue.ack_timer.at_most(queue.table.now_ms + queue.options.ack_timeout_ms)
         what = self.write(m, id, id_size, attempts)
-        if what == UNDELIVERABLE:
+        if what == WRITTEN:
+            meters.add(METER_DELIVER_QUEUE, (meters.turn_wall_ms - m.timestamp_ms) * 1000, 1)
+        elif what == UNDELIVERABLE:
             self._say_unsuited(m.offset, "which the others still get" if queue.mode == MODE_FAN_OUT_WITH_ACK
                                else "and waits for one that can take it")
             queue.refuse(self, slot)

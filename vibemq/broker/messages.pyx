@@ -29,6 +29,7 @@ from vibemq.storage.core cimport (
 )
 from vibemq.storage.cold cimport ahead
 from vibemq.storage.log cimport storage_error
+from vibemq.storage.meters cimport METER_DELIVER_STREAM, Meters
 
 from vibemq.errors import StreamNotFound
 
@@ -464,6 +465,7 @@ cdef class LogReader(StreamUser):
         cdef bint looked_again = False
         cdef size_t passed_over = 0
         cdef int what
+        cdef Meters meters = self.stream.table.meters
         self.stalled = False
         while not self.closed:
             if not self.room():
@@ -477,6 +479,7 @@ cdef class LogReader(StreamUser):
                 id = id_of(&m, made, &id_size)
                 what = self.write(&m, id, id_size)
                 if what == WRITTEN:
+                    meters.add(METER_DELIVER_STREAM, (meters.turn_wall_ms - m.timestamp_ms) * 1000, 1)
                     self.stream.table.delivered += 1
                 else:
                     passed_over += max(m.size, <uint32_t> PASSED_OVER_BYTES_MIN)

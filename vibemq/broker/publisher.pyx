@@ -87,7 +87,7 @@ cdef class Publisher(StreamUser):
         self.closed = True
         batches, self.unsynced = self.unsynced, None
         if batches:
-            self.client.count_unconfirmed(-sum([what[1] for what, _, _ in batches]))
+            self.client.count_unconfirmed(-sum([what[1] for what, _, _, _ in batches]))
         if self.stream.log.raw != NULL:
             self.stream.detach(self)
         if self.queue is not None:
@@ -143,7 +143,7 @@ cdef class Publisher(StreamUser):
 
     cdef int refuse_waiting(self) except -1:
         cdef bytes notes
-        for (notes, _, _, _), _, _ in self.unsynced or ():
+        for (notes, _, _, _), _, _, _ in self.unsynced or ():
             self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), QUEUE_NOT_FOUND, WAS_DELETED)
         return 0
 
@@ -568,7 +568,7 @@ cdef class DeadLetters(StreamUser):
     cdef int on_deleted(self) except -1:
         self.closed = True
         batches, self.unsynced = self.unsynced, None
-        for tokens, _, _ in batches or ():
+        for tokens, _, _, _ in batches or ():
             self.owner.letters_kept(tokens, False)
         return 0
 

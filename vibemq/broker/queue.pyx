@@ -558,7 +558,7 @@ cdef class Queue(StreamUser):
         return 0
 
     cdef int failed(self, object problem) except -1:
-        logger.error("queue %s", self.name, exc_info=problem)
+        logger.error("queue %s: while telling it of its log", self.name, exc_info=problem)
         return 0
 
     def tick(self):

@@ -263,4 +263,4 @@ cdef class QueueTable:
             try:
                 queue.tick()
             except Exception:
-                logger.exception("queue %s", queue.name)
+                logger.exception("queue %s: while looking after it", queue.name)

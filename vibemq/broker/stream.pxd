@@ -2,6 +2,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from vibemq.storage.core cimport batch
 from vibemq.storage.log cimport Log
+from vibemq.storage.meters cimport Meters
 from vibemq.storage.shm cimport Board
 
 
@@ -9,7 +10,7 @@ from vibemq.storage.shm cimport Board
 # called by the stream, in the worker's loop; none may block.
 cdef class StreamUser:
     cdef readonly Stream stream
-    cdef list unsynced                # of await_sync: (what, first offset, next offset); None: it never waited
+    cdef list unsynced                # of await_sync: (what, first offset, next offset, when its turn began); None: it never waited
 
     # The log has grown past where this user reads.  Readers only.
     cdef int on_news(self) except -1
@@ -70,6 +71,7 @@ cdef class StreamTable:
     cdef public object alarms       # broker.alarms.Alarms; None where nobody looks
     cdef object says                # OnceAMinute
     cdef Board board
+    cdef readonly Meters meters
     cdef uint32_t worker
     cdef int64_t remote_timeout_ms  # how long publishers wait for a store that takes nothing; 0: for ever
     cdef public uint64_t delivered  # messages that went to who reads streams here, of all streams, since this worker began

@@ -20,6 +20,9 @@ from libc.stdlib cimport free, malloc
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_DISK_FULL, OK, err, fault, log_appended
 from vibemq.storage.log cimport storage_error
+from vibemq.storage.meters cimport (
+    METER_CONFIRM_DISK, METER_CONFIRM_OS, METER_CONFIRM_REMOTE, METER_NOT_APPENDED, METER_SYNC, Meters, now_us,
+)
 
 from vibemq.errors import StorageError, StreamNotFound
 from vibemq.once_a_minute import OnceAMinute
@@ -162,6 +165,7 @@ cdef class Stream:
             self.table.give_batch(appended_batch)
             appended_batch = NULL
         if e != OK:
+            self.table.meters.count(METER_NOT_APPENDED, 1)
             problem = storage_error(e, &f)
             if problem.code in GONE:
                 logger.info("stream %s: not persisted, because it was deleted meanwhile", self.name)
@@ -172,6 +176,9 @@ cdef class Stream:
             self._tell(waiting, False, 0, 0)
             return 0
         self.has_appended = True
+        if not self.confirms_later:
+            self.table.meters.add(METER_CONFIRM_OS, now_us() - self.table.meters.turn_us,
+                                  appended.next_offset - appended.first_offset)
         self.duplicates = appended.duplicates
         if not self.appending:
             self.table.note_appending(self)
@@ -222,7 +229,7 @@ cdef class Stream:
     cdef int await_sync(self, StreamUser user, object what, uint64_t first_offset, uint64_t next_offset) except -1:
         if user.unsynced is None:
             user.unsynced = []
-        user.unsynced.append((what, first_offset, next_offset))
+        user.unsynced.append((what, first_offset, next_offset, self.table.meters.turn_us))
         self.unsynced[user] = None
         return 0
 
@@ -230,13 +237,17 @@ cdef class Stream:
         """Tell it what this sync has settled.  What it waits for after that, perhaps since just now, is for the next one."""
         cdef list waiting = []
         cdef bint failed
+        cdef int kind = METER_CONFIRM_REMOTE if self.is_remote else METER_CONFIRM_DISK
+        cdef int64_t began_us
         batches, user.unsynced = user.unsynced, []
         for batch in batches or ():
-            what, first_offset, next_offset = batch
+            what, first_offset, next_offset, began_us = batch
             failed = core.log_sync_failed(self.log.raw, first_offset, next_offset)
             if not failed and next_offset > durable:
                 waiting.append(batch)
                 continue
+            if not failed:
+                self.table.meters.add(kind, now_us() - began_us, next_offset - first_offset)
             try:
                 user.on_synced(what, not failed)
             except Exception as problem:  # its other batches are answered all the same
@@ -272,7 +283,7 @@ cdef class Stream:
             users, self.unsynced = self.unsynced, {}
             for user in users:
                 batches, user.unsynced = user.unsynced, []
-                for what, _, _ in batches or ():
+                for what, _, _, _ in batches or ():
                     try:
                         user.on_synced(what, False)
                     except Exception as problem:
@@ -291,6 +302,7 @@ cdef class Stream:
         cdef StreamUser user
         cdef uint64_t upto
         self.syncing = False
+        self.table.meters.add(METER_SYNC, self.log.sync_us, 1)
         if error is None:
             upto = durable
         else:
@@ -351,8 +363,10 @@ cdef class Stream:
 cdef class StreamTable:
     """The streams this worker has open, by (virtual host, name) and by slot."""
 
-    def __init__(self, metadata, Board board, helpers, log_directory, int archiver_seat=-1, int64_t remote_timeout_s=0):
+    def __init__(self, metadata, Board board, helpers, log_directory, int archiver_seat=-1, int64_t remote_timeout_s=0,
+                 Meters meters=None):
         self.metadata = metadata
+        self.meters = Meters() if meters is None else meters
         self.board = board
         self.worker = board.index
         self.remote_timeout_ms = remote_timeout_s * 1000
@@ -546,4 +560,4 @@ cdef class StreamTable:
             try:
                 stream.tick(now_ms)
             except Exception:
-                logger.exception("stream %s", stream.name)
+                logger.exception("stream %s: while looking after it", stream.name)

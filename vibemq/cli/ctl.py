@@ -119,6 +119,9 @@ def _price(what: str, default: float, of: str) -> Any:
 @click.option("--user", metavar="USER", help="list_user_limits: of which user.")
 @click.option("--description", metavar="TEXT", help="add_vhost: for people.")
 @click.option("--tags", metavar="A,B", help="add_vhost: for tools.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=2.0, metavar="SECONDS", help="top: between two looks."
+)
 @_price("put", ctl_remote.PUT_PRICE, "1000 PUT and LIST requests; defaults: dollars of S3 Standard, us-east-1, 2025")
 @_price("get", ctl_remote.GET_PRICE, "1000 GET requests")
 @_price("storage", ctl_remote.STORAGE_PRICE, "a GB and month")

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from vibemq.cli import ctl_remote
+from vibemq.cli import ctl_remote, ctl_top
 from vibemq.cli.ctl_orders import DATA, NO_USER, SOFTWARE, UNAVAILABLE, USAGE, Codes, Command, Order, Refused
 from vibemq.cli.data import Failed
 from vibemq.cli.terminal import ask_password
@@ -321,6 +321,8 @@ def list_bindings(order: Order) -> Any:
 #: By name, in the order of the help.
 COMMANDS = {command.name: command for command in (
     Command("status", "Shows what runs and how it is.", "Status of node ...", status),
+    Command("top", "Shows rates, processes, and the busiest streams and queues, until Ctrl-C; in a pipe, once.",
+            "Asking node for what it does ...", ctl_top.top, options="interval", needs_broker=True),
     Command("ping", "Checks that the broker and all its workers answer.", "Will ping the broker ...", ping),
     Command("alarms", "Shows alarms that are in effect.", "Asking node for any known resource alarm ...", alarms),
     Command("check_alarms", "Fails where an alarm is in effect.", "Asking node for any known resource alarm ...",

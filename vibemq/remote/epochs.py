@@ -148,7 +148,9 @@ class Epochs:
         except Missing:  # its broker has deleted it just now
             return False
         except Damaged as problem:
-            log.error("%s", problem)  # it was no seal of ours, which are tiny and written whole
+            log.error(
+                "a write-ahead object is no seal: %s", problem
+            )  # it was no seal of ours, which are tiny and written whole
             return False
 
     async def objects(self) -> list[WriteAheadObject]:

@@ -138,7 +138,7 @@ async def restore_metadata(bucket: Bucket, number: int, path: str) -> None:
             await _restore_snapshot(bucket, snapshot_key(older), path)
             return
         except Damaged as problem:
-            log.error("%s", problem)
+            log.error("a snapshot of the metadata cannot be used: %s", problem)
             last = problem
     raise last
 

@@ -147,13 +147,13 @@ async def _read(epochs: Epochs, one: WriteAheadObject, harmed: list[str]) -> lis
         try:
             return await epochs.read(one)
         except (Damaged, Missing) as problem:
-            log.error("%s", problem)
+            log.error("a write-ahead object cannot be restored: %s", problem)
             harmed.append(str(problem))
             return []
         except RemoteError as problem:
             if time.monotonic() >= deadline_s:
                 raise
-            log.warning("%s", problem)
+            log.warning("while restoring, the object store is asked again: %s", problem)
             await asyncio.sleep(RETRY_S)
 
 
@@ -162,7 +162,7 @@ async def _table(bucket: Bucket, last: Place) -> memoryview:
     try:
         return await bucket.read(last.key("tracking"), Kind.TRACKING)
     except (Damaged, Missing) as problem:
-        log.error("%s", problem)
+        log.error("what a stream knows of its publishers cannot be restored: %s", problem)
         return memoryview(b"")
 
 

@@ -52,7 +52,7 @@ async def segment_bytes(bucket: Bucket, place: Place, object_bytes: int) -> int:
     try:
         return await bucket.plain_size(place.key(), Kind.SEGMENT, object_bytes)
     except (Damaged, Missing) as problem:
-        log.error("%s", problem)
+        log.error("the size of a segment is not known for sure: %s", problem)
         return max(SEGMENT_HEADER_BYTES + 1, plain_size(object_bytes - tail_bytes(place.key())))
 
 

@@ -140,7 +140,7 @@ class WriteAhead:
         except Deposed:
             raise
         except RemoteError as problem:  # the bucket counts it, and the archiver says so
-            log.debug("%s", problem)
+            log.debug("a write-ahead object was not created: %s", problem)
         return False
 
     async def _look_at_who(self, key: str) -> None:

@@ -27,8 +27,9 @@ from vibemq.config import Config
 from vibemq.once_a_minute import say_due, say_rest
 from vibemq.remote.asking import publisher
 from vibemq.server import listeners
-from vibemq.server.context import Context
+from vibemq.server.context import Context, seats
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.meters import Meters
 
 # The next supervisor waits for the lock on the data directory, which this process shares.
 ORPHAN_CHECK_S = 0.2
@@ -58,6 +59,7 @@ async def _serve(context: Context) -> None:
         context.addresses,
         context.started_ms,
         context.conditions,
+        {name: Meters(context.meters, seat) for name, seat in seats(context.worker_count).items()},
     )
     api.audit = AuditLog(context.config.audit, context.data_dir)
     api.sampler = Sampler(api)

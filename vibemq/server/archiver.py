@@ -60,7 +60,7 @@ async def _run(context: Context) -> int:
     try:
         epoch = await _take_epoch(context.epoch, bucket, metadata, epochs, is_over, stop)
     except Outdated as problem:
-        log.error("%s", problem)
+        log.error("the archiver ends: %s", problem)
         return DEPOSED
     if epoch is None:
         return 0

@@ -7,6 +7,7 @@ listeners; what others and the supervisor hold was closed before ``run`` is call
 
 from __future__ import annotations
 
+import mmap
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from vibemq.net.certificates import Certificates
 
 
+def seats(worker_count: int) -> dict[str, int]:
+    """Where each process counts, by its name: the workers by their index."""
+    names = [*(f"worker {index}" for index in range(worker_count)), "supervisor", "admin", "archiver"]
+    return {name: seat for seat, name in enumerate(names)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class World:
     """What all of them share."""
@@ -40,6 +47,7 @@ class World:
     archiver_seat: int  # on the board, behind the workers'; -1: there is no object store
     supervisor_pid: int  # when os.getppid() is another, the supervisor is dead
     beats: Beats  # each worker counts its own up BEATS_PER_S times a second: else it is taken for one that hangs
+    meters: mmap.mmap  # what each process counts (vibemq.storage.meters), at the seats that `seats` says
     handovers: list[Channel]  # by index of the worker: how connections go to it from another (server/handover.py)
     # By index of the worker: its end and the admin process's, for questions; empty where there is no such process.
     inquiries: list[tuple[socket.socket, socket.socket]]

@@ -52,13 +52,17 @@ class Pulse:
 
 
 class HangWatch:
-    """``most_s``: how long a worker may be silent; 0: for ever."""
+    """``most_s``: how long a worker may be silent; 0: for ever.  ``is_asked``: whether any is well, all the same."""
 
-    def __init__(self, beats: Beats, most_s: float, now_s: float) -> None:
+    def __init__(self, beats: Beats, most_s: float, now_s: float, *, is_asked: bool = False) -> None:
         self._beats, self._most_s = beats, most_s
         self._pulses: dict[int, Pulse] = {}
         self._looked_s = now_s
-        self.due: float | None = now_s + LOOK_S if most_s else None
+        self.due: float | None = now_s + LOOK_S if most_s or is_asked else None
+
+    def is_any_well(self, most_s: float) -> bool:
+        """Has any worker been silent for less than that?"""
+        return any(pulse.silent_s < most_s for pulse in self._pulses.values())
 
     def look(self, now_s: float, workers: Iterable[tuple[int, int]]) -> tuple[int, float] | None:
         """``workers``: (index, pid) of each that runs.  The index of one that hangs and is to be killed, and for how
@@ -72,7 +76,7 @@ class HangWatch:
         for index in self._pulses.keys() - alive:
             del self._pulses[index]
         hanging = [(pulse.state == "T", pulse.silent_s, index) for index, pulse in self._pulses.items()]
-        hanging = [found for found in hanging if found[1] >= self._most_s]
+        hanging = [found for found in hanging if self._most_s and found[1] >= self._most_s]
         if not hanging:
             return None
         _, silent_s, found = max(hanging)

@@ -1,21 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logging to standard error: one line for each event, with time, level and which process.
+"""Logging to standard error: one line for each event, for people, or as JSON for whoever collects them.
 
 One line means one: line breaks and other control characters inside a message or a traceback are written as
 ``\\n`` or ``\\x1b``, so that a peer cannot forge entries, a log collector never cuts an event in two, and what a
 terminal would obey stays text.  A longer line than LINE_CHARACTERS_MAX is cut: names that peers give may be as long
 as their frames.
+
+As JSON an event also has its name, which stays the same when its words change (events.py).
 """
 
+from __future__ import annotations
+
+import json
 import logging
 import sys
 import time
+from collections.abc import Callable
+
+from vibemq.server.events import event_of
 
 LINE_CHARACTERS_MAX = 16 * 1024
 
 _process = "vibemq"
 #: C0, DEL and C1 of ISO 6429, and the line breaks of Unicode.
 _CONTROLS = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
+
+
+def _cut(text: str) -> str:
+    more = len(text) - LINE_CHARACTERS_MAX
+    return f"{text[:LINE_CHARACTERS_MAX]}... and {more} characters more" if more > 0 else text
 
 
 class OneLine(logging.Formatter):
@@ -29,15 +42,45 @@ class OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         record.who = _process
-        line = super().format(record).translate(_CONTROLS)
-        more = len(line) - LINE_CHARACTERS_MAX
-        return f"{line[:LINE_CHARACTERS_MAX]}... and {more} characters more" if more > 0 else line
+        return _cut(super().format(record).translate(_CONTROLS))
 
 
-def setup(level: str) -> None:
-    """Send the log of this process, and of those forked from it, to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine())
+class OneObject(logging.Formatter):
+    """``{"time": "2025-06-01T12:00:00.123Z", "level": "info", "event": "stream_created", ...}``"""
+
+    converter = staticmethod(time.gmtime)
+
+    def format(self, record: logging.LogRecord) -> str:
+        shown = {
+            "time": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{record.msecs:03.0f}Z",
+            "level": record.levelname.lower(),
+            "event": event_of(record),
+            "process": _process,
+            "pid": record.process,
+            "logger": record.name,
+            "message": _cut(record.getMessage()),
+        }
+        if record.exc_info:
+            shown["traceback"] = _cut(self.formatException(record.exc_info))
+        return json.dumps(shown)  # in ASCII: what a terminal would obey is \u00XX
+
+
+class _Handler(logging.StreamHandler):
+    """Counts what is said of something that is wrong, for /metrics."""
+
+    #: Called with "log_warnings" or "log_errors".
+    tell: Callable[[str], None] | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        if self.tell is not None and record.levelno >= logging.WARNING:
+            self.tell("log_errors" if record.levelno >= logging.ERROR else "log_warnings")
+
+
+def setup(level: str, form: str = "text") -> None:
+    """Send the log of this process, and of those forked from it, to standard error; ``form``: as log.format."""
+    handler = _Handler(sys.stderr)
+    handler.setFormatter(OneObject() if form == "json" else OneLine())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     logging.captureWarnings(True)
@@ -52,3 +95,10 @@ def set_process(name: str) -> None:
     """Name this process in its log lines ("worker 1")."""
     global _process
     _process = name
+
+
+def count(tell: Callable[[str], None]) -> None:
+    """``tell("log_warnings")`` or ``tell("log_errors")`` for each such line of this process from now on."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Handler):
+            handler.tell = tell

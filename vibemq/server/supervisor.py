@@ -32,13 +32,15 @@ from vibemq.broker.limits import ROWS
 from vibemq.config import WORKERS_MAX, Config, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
-from vibemq.server import datadir, handover, listeners, logs
-from vibemq.server.context import DEPOSED, Context, Run, World
+from vibemq.server import datadir, handover, housekeeping, listeners, logs, recovery
+from vibemq.server.context import DEPOSED, Context, Run, World, seats
 from vibemq.server.hangs import Beats, HangWatch
+from vibemq.server.notify import ServiceManager
 from vibemq.server.opening import open_bucket
 from vibemq.server.processes import OUR_SIGNALS, Process
 from vibemq.server.rolling import RollingRestart
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.meters import Meters, shared
 
 if TYPE_CHECKING:
     from vibemq.net.certificates import Certificates
@@ -68,7 +70,7 @@ def serve(config: Config, *, run: Run | None = None, reload: Callable[[], Config
     process); ``reload`` reads the configuration again, for SIGHUP.  Raises VibeMQError when it cannot start.
     """
     logs.set_process("supervisor")
-    logs.setup(config.server.log_level)
+    logs.setup(config.server.log_level, config.log.format)
     os.umask(0o077)  # logs and metadata are nobody else's business
     if run:
         return Supervisor(config, run, None, reload).serve()
@@ -105,12 +107,15 @@ class Supervisor:
         self.level = mmap.mmap(-1, 1)
         self.level[0] = LEVELS.index(config.server.log_level)
         self.beats = Beats(config.worker_count)
+        self.seats = seats(config.worker_count)
+        self.meters = shared(len(self.seats))
         self.run, self.admin_run = run, admin_run
         self.workers: list[Process] = []
         self.admin: Process | None = None
         self.archiver: Process | None = None
         self.processes: list[Process] = []  # all of these
         self.killed = 0  # workers that had to be killed at shutdown
+        self.manager = ServiceManager()
         self.conditions = Conditions()
         store = config.store
         watermarks = store.memory_high_watermark_percent, store.memory_high_watermark_bytes
@@ -119,6 +124,7 @@ class Supervisor:
 
     def serve(self) -> int:
         _set_title("vibemq: supervisor")
+        self._sit("supervisor")
         if not self._doors():
             raise ConfigError(
                 "no door is open: streams.enabled, native.enabled, signalr.enabled and micromsg2.enabled are false",
@@ -241,8 +247,6 @@ class Supervisor:
         return reserve
 
     def _recover(self, metadata: Metadata, reserve: Reserve) -> None:
-        from vibemq.server import housekeeping, recovery
-
         store, of_queues = self.config.store, self.config.queues.segment_size_bytes
         sizes = store.segment_size_bytes, of_queues, store.chunk_messages_max, self.config.local_limits
         recovery.recover_all(metadata, *sizes, reserve=reserve)
@@ -288,6 +292,7 @@ class Supervisor:
             archiver_seat=count if self.archiver else -1,
             supervisor_pid=self.pid,
             beats=self.beats,
+            meters=self.meters,
             handovers=handover.channels(count),
             inquiries=[socket.socketpair(socket.AF_UNIX, kind) for _ in range(count if self.admin else 0)],
             conditions=self.conditions,
@@ -326,7 +331,14 @@ class Supervisor:
                 if used_by_admin != (process is self.admin):
                     ours.close()
         logs.set_level(LEVELS[self.level[0]])
+        self._sit(process.name)
         _set_title(f"vibemq: {process.name}")
+
+    def _sit(self, name: str) -> None:
+        """This process counts what it does, and the lines that it logs, at its own seat from now on."""
+        meters = Meters(self.meters, self.seats[name])
+        meters.sit()
+        logs.count(meters.tell)
 
     def _hung_up(self) -> None:
         """In a worker, at any moment: SIGHUP."""
@@ -353,7 +365,8 @@ class Supervisor:
             process.start()
         self.epoch = 0
         self.rolling = RollingRestart(self.conditions, self.workers, self.config.server.shutdown_timeout_s)
-        self.hangs = HangWatch(self.beats, self.config.server.worker_hang_s, time.monotonic())
+        hang_s, is_asked = self.config.server.worker_hang_s, self.manager.due is not None
+        self.hangs = HangWatch(self.beats, hang_s, time.monotonic(), is_asked=is_asked)
         while self.stop_deadline_s is None or any(process.alive for process in self.processes):
             for key, _ in self.selector.select(self._timeout_s()):
                 key.data()
@@ -369,6 +382,7 @@ class Supervisor:
         times = [
             self.stop_deadline_s if self.stop_deadline_s is not None else self.housekeeper.due,
             self.memory.due,
+            self.manager.due,
             self.hangs.due if self.stop_deadline_s is None else None,
             self.rolling.due if self.stop_deadline_s is None else None,
             *(process.restart_at_s for process in self.processes),
@@ -376,6 +390,9 @@ class Supervisor:
         return max(0.0, min(due for due in times if due is not None) - time.monotonic())
 
     def _due(self, now_s: float) -> None:
+        if self.manager.due is not None and now_s >= self.manager.due:
+            is_over = self.stop_deadline_s is not None  # which has a time of its own
+            self.manager.feed(now_s, is_well=is_over or self.hangs.is_any_well(self.manager.interval_s / 2))
         if now_s >= self.memory.due:
             self.memory.look([self.pid, *(process.pid for process in self.processes if process.alive)])
         if self.stop_deadline_s is not None:
@@ -413,6 +430,7 @@ class Supervisor:
         self.announced = True
         doors = " ".join(f"{door}={address}" for door, address in self.addresses.items())
         log.info("ready: %d workers, %s, data in %s", len(self.workers), doors, self.data_dir)
+        self.manager.ready(f"{len(self.workers)} workers, {doors}")
         streams = self.config.streams
         if streams.advertised_host or streams.advertised_port:  # the most frequent reason why clients cannot connect
             told = f"{streams.advertised_host or 'the host they reached'}:{streams.advertised_port or 'the port above'}"
@@ -457,6 +475,7 @@ class Supervisor:
     def _stop(self, why: str) -> None:
         timeout_s = self.config.server.shutdown_timeout_s
         log.info("%s: stopping; workers have %d s to finish", why, timeout_s)
+        self.manager.stopping(why)
         self.stop_began_s = time.monotonic()
         self.stop_deadline_s = self.stop_began_s + timeout_s
         for process in self.processes:
@@ -476,11 +495,15 @@ class Supervisor:
             process.tell(signal.SIGKILL)
 
     def _reload(self) -> None:
+        if self.announced:
+            self.manager.reloading()
         self._reload_options()
         if self.certificates is not None:
             self.certificates.refresh()  # for workers that are started later, and to say what is wrong once
         for process in (*self.workers, *([self.admin] if self.admin else [])):
             process.tell(signal.SIGHUP)
+        if self.announced:
+            self.manager.ready(f"{len(self.workers)} workers")
 
     def _reload_options(self) -> None:
         if self.reload is None:

@@ -13,7 +13,6 @@ import errno
 import logging
 import os
 import socket
-import time
 
 from libc.stdint cimport int64_t
 
@@ -22,6 +21,7 @@ from vibemq.broker.stream cimport StreamTable
 from vibemq.net.connection cimport Connection, Room
 from vibemq.net.sockets cimport EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, Poller
 from vibemq.storage cimport core
+from vibemq.storage.meters cimport METER_ACCEPTED, Meters, now_us
 from vibemq.storage.shm cimport Board
 
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
@@ -47,6 +47,7 @@ cdef class Loop:
     cdef Poller fast                 # the same one, when it is ours
     cdef Board board
     cdef StreamTable table
+    cdef Meters meters
     cdef QueueTable queues
     cdef object groups
     cdef readonly object timers
@@ -74,6 +75,7 @@ cdef class Loop:
         self.fast = poller if isinstance(poller, Poller) else None
         self.board, self.queues, self.table, self.helpers = board, queues, queues.streams, helpers
         self.groups, self.timers, self.on_access = groups, timers, on_access
+        self.meters = self.table.meters
         self.room = Room(server.unfinished_input_max_bytes)
         self.connections, self.listeners, self.attended = {}, {}, {}
         self.by_fd = [None] * 1024
@@ -142,7 +144,8 @@ cdef class Loop:
         """After the wait: the time, and what others ask, before any socket is read: a right that was revoked is gone."""
         cdef unsigned int requests
         core.doorbell_wake(self.board.raw, self.board.index)
-        self.queues.now_ms = time.monotonic_ns() // 1_000_000
+        self.meters.begin_turn()
+        self.queues.now_ms = self.meters.turn_us // 1000
         requests = core.doorbell_requests_take(self.board.raw, self.board.index)
         if requests & core.DOORBELL_REQUEST_MAIL:
             self.queues.take_mail()
@@ -165,12 +168,13 @@ cdef class Loop:
             return 1  # a full ring: its reader makes room without telling
         if not core.doorbell_sleep(self.board.raw, self.board.index):
             return 0
-        now_ms = time.monotonic_ns() // 1_000_000
+        now_ms = now_us() // 1000
         return <int> min(max(min(self.next_tick_ms, <int64_t> self.timers.next_ms) - now_ms, 0), TICK_MS)
 
     cdef int _receive(self, int timeout_ms) except -1:
         cdef int n, i, fd
         cdef unsigned int events
+        self.meters.end_turn()
         if self.fast is None:
             found = self.poller.select(timeout_ms / 1000)
             self._awake()
@@ -240,6 +244,7 @@ cdef class Loop:
 
     def _start(self, Connection connection, door, bytes data):
         self._add(connection)
+        self.meters.count(METER_ACCEPTED, 1)
         try:
             connection.start(door.accept(connection))
             connection.take(data)

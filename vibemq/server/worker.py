@@ -55,6 +55,7 @@ from vibemq.server.inquiry import Inquiries
 from vibemq.server.turn import Loop
 from vibemq.storage.ledger import has_consumers_of
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.meters import Meters
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.shm import Board, GroupTable, Mail
 from vibemq.storage.vhosts import DEFAULT_VHOST
@@ -78,8 +79,10 @@ class Worker:
         metadata = Metadata(context.metadata_path)
         metadata.publish = publisher(context.data_dir)
         config = context.config
+        meters = Meters(context.meters, context.index)
         streams_dir = partial(os.path.join, metadata.streams_dir)
-        streams = StreamTable(metadata, board, helpers, streams_dir, context.archiver_seat, config.remote.timeout_s)
+        waits_s = config.remote.timeout_s
+        streams = StreamTable(metadata, board, helpers, streams_dir, context.archiver_seat, waits_s, meters)
         audit = AuditLog(config.audit, config.data_path)
         self.catalog = Catalog(config, streams, audit)
         self.mail = Mail(context.mail_fd, board, context.worker_count)

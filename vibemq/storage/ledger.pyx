@@ -33,6 +33,7 @@ class QueueStats(NamedTuple):
     dead_lettered: int
     purged: int
     refused: int  # by a full queue: their publishers were told
+    base: int  # all messages below this offset are settled
 
 
 def queue_stats(str directory, uint64_t next_offset) -> QueueStats:
@@ -45,6 +46,7 @@ def queue_stats(str directory, uint64_t next_offset) -> QueueStats:
         core.word_load(&page.consumers), core.word_load(&page.delivered), core.word_load(&page.redelivered),
         core.word_load(&page.acked), core.word_load(&page.expired), core.word_load(&page.dropped),
         core.word_load(&page.dead_lettered), core.word_load(&page.purged), core.word_load(&page.refused),
+        core.word_load(&page.base),
     )
 
 

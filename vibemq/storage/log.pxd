@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport int64_t
 from vibemq.storage.core cimport control, err, fault, log
 
 
@@ -10,3 +11,4 @@ cdef class Log:
     cdef log *raw
     cdef control *control
     cdef readonly str directory
+    cdef readonly int64_t sync_us     # how long its last sync took

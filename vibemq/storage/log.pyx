@@ -15,6 +15,7 @@ from libc.stdlib cimport free, malloc
 
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, ERR_END, ERR_INVALID, ERR_NOT_FOUND, boolean
+from vibemq.storage.meters cimport now_us
 
 from vibemq.errors import StorageError, UserError
 from vibemq.storage.arguments import LogOptions
@@ -42,6 +43,7 @@ OPTIONS = LogOptions.__annotations__.keys()
 
 cdef enum:
     AGE_OF_ALL_MS = -(1 << 30)  # whatever is there is older, by any clock
+    HEAD_BYTES = 512  # a chunk's header and the longest filter behind it
     AGE_PARTS = 8  # segments in which what age keeps lies, at least: it goes on time but for one part
 
 
@@ -365,13 +367,35 @@ cdef class Log:
         check(e, &f)
         return at
 
+    def time_at(self, uint64_t offset) -> int | None:
+        """When the message at `offset` was appended, in ms since 1970; None: it is not there yet, or not to be had now.
+
+        Reads a chunk's header, perhaps from the disk, and never from the object store.
+        """
+        cdef uint8_t head[HEAD_BYTES]
+        cdef core.reader r
+        cdef core.chunk header
+        cdef uint64_t got = 0
+        cdef fault f
+        cdef err e = core.reader_open(&r, self.raw, core.READER_OFFSET, <int64_t> offset, &f)
+        if e != OK:
+            return None
+        with nogil:
+            e = core.reader_fetch(&r, head, HEAD_BYTES, r.cold, &got, &f)
+            if e == OK:
+                e = core.reader_header(&r, head, got, &header, &f)
+        core.reader_close(&r)
+        return header.timestamp_ms if e == OK else None
+
     def sync(self) -> int:
         """fdatasync all that is committed; returns the durable offset.  May block: helper threads only."""
         cdef uint64_t durable = 0
         cdef fault f
         cdef err e
+        cdef int64_t began_us = now_us()
         with nogil:
             e = core.log_sync(self.raw, &durable, &f)
+        self.sync_us = now_us() - began_us
         check(e, &f)
         return durable
 

@@ -52,7 +52,7 @@ def handle(
         for kinds, status, error in _STATUS:
             if isinstance(problem, kinds):
                 return Refused(status, error, str(problem)).answer
-        log.error("%s %s: %s", method, path, problem)
+        log.error("%s %s failed: %s", method, path, problem)
         return Refused(500, "internal_error", str(problem)).answer
 
 

@@ -61,6 +61,14 @@ class Answer:
     body: Any = None
 
 
+def values(call: Call, name: str) -> list[str]:
+    """All that the query says of one name, as in ?vhost=a&vhost=b."""
+    every = getattr(call.query, "getall", None)  # of what HTTP gives; a dict has one of each
+    if every is not None:
+        return list(every(name, ()))
+    return [call.query[name]] if name in call.query else []
+
+
 class Refused(Exception):
     """The request cannot be done; ``status`` and ``error`` are HTTP's and RabbitMQ's words for why."""
 

@@ -67,6 +67,20 @@ def ready_to_serve_clients(api: Api, call: Call) -> Answer:
     return found if found.status != 200 else in_service(api, call)
 
 
+def live(api: Api, call: Call) -> Answer:
+    """For orchestrators, who would start the broker again: it is there; the supervisor replaces workers that hang."""
+    return Answer(200, OK)
+
+
+def ready(api: Api, call: Call) -> Answer:
+    """For orchestrators and load balancers: `ready_to_serve_clients`.  Everybody may ask, so it says no more than that.
+
+    An alarm is no reason: publishers wait, and those who would make room by consuming must still get in.
+    """
+    is_ready = api.readiness.of(lambda: ready_to_serve_clients(api, call).status == 200)
+    return Answer(200, OK) if is_ready else Answer(503, {"status": "failed"})
+
+
 def port_listener(api: Api, call: Call) -> Answer:
     wanted = call.path["port"]
     if not (wanted.isascii() and wanted.isdigit()):

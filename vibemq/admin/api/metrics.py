@@ -1,56 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/metrics, in Prometheus's text format.  All names begin with vibemq_, and those of counters end with _total."""
+"""/metrics and /metrics/detailed, in Prometheus's text format.
+
+/metrics has the broker, its processes, latencies, what is summed over all streams and queues, and of single ones the
+first admin.metrics_objects_max of each kind: those that are largest or lag most.  /metrics/detailed has what it is
+asked for by ``family=`` and ``vhost=``, each of which may come several times, up to DETAILED_MAX of each kind.
+"""
 
 from __future__ import annotations
 
-import heapq
 import time
-from contextlib import closing, suppress
+from collections.abc import Callable
 from typing import Any
 
 import vibemq
-from vibemq.admin.api import remote, transactions
-from vibemq.admin.api.calls import Answer, Call
-from vibemq.admin.api.connections import STREAM_PROTOCOL, protocol_of
-from vibemq.admin.api.counts import NOTHING, Counts, counts_of
+from vibemq.admin.api import processes, remote, transactions
+from vibemq.admin.api.calls import Answer, Call, bad_request, values
+from vibemq.admin.api.exposition import Histogram, Page
 from vibemq.admin.api.health import alarms_of, disk_free, is_drained, memory_of
+from vibemq.admin.api.metrics_objects import Objects
 from vibemq.admin.api.service import Api
 from vibemq.broker.alarms import Alarm
-from vibemq.errors import VibeMQError
-from vibemq.storage.offsets import StoredOffsets
-from vibemq.storage.records import StreamRecord
 
-#: Of all streams together, those that lag most: a page that Prometheus takes in a second.
-STORED_OFFSETS_SHOWN_MAX = 10_000
-#: Of each queue: name, meaning, the field of QueueStats.
-_QUEUE_METRICS = (
-    ("messages_ready", "messages that wait for a consumer", "waiting"),
-    ("messages_unacknowledged", "messages that consumers have and have not settled", "in_flight"),
-    ("consumers", "consumers of the queue", "consumers"),
-    ("delivered_total", "deliveries to consumers, the first of a message and all later ones", "delivered"),
-    ("redelivered_total", "deliveries that were not the first of their message", "redelivered"),
-    ("acked_total", "messages that were acknowledged", "acked"),
-    ("dead_lettered_total", "messages that went to the dead-letter queue", "dead_lettered"),
-    ("expired_total", "messages that were older than the queue's time to live", "expired"),
-    ("dropped_total", "messages lost to a limit, the time to live or failed attempts", "dropped"),
-    ("refused_total", "messages that a full queue did not take, as their publishers were told", "refused"),
-    ("purged_total", "messages that waited when the queue was purged", "purged"),
+DETAILED_MAX = 100_000  # of each kind: some tens of MB, which whoever asks for all has asked for
+_ABOUT_PROCESS = {
+    "open_fds": "file descriptors that are open",
+    "max_fds": "file descriptors that may be open",
+    "cpu_seconds_total": "processor time used",
+    "resident_memory_bytes": "memory in use, with what it shares with the others",
+}
+#: Of a histogram: its name and meaning, its label, where it is counted, and which powers of two of a microsecond
+#: bound its buckets: what is quicker than the first needs no telling apart.
+_HISTOGRAMS: tuple[tuple[str, str, str, dict[str, str], range], ...] = (
+    (
+        "confirm_latency_seconds",
+        "by messages: from the turn in which a worker read them until it confirmed them",
+        "durability",
+        {"os": "confirm_os", "disk": "confirm_disk", "remote": "confirm_remote"},
+        range(4, 27),
+    ),
+    (
+        "delivery_latency_seconds",
+        "by messages: their age when they were written to a consumer; who reads a backlog gets old ones",
+        "source",
+        {"stream": "deliver_stream", "queue": "deliver_queue"},
+        range(10, 32),
+    ),
+    ("fdatasync_seconds", "what an fdatasync of a log took", "", {"": "sync"}, range(6, 27)),
 )
+_TURN = range(4, 25)
 
 
 def metrics(api: Api, call: Call) -> Answer:
-    page = _Page()
-    _add_broker(api, page)
-    for name, about, value in transactions.metrics(api):
-        page.add(name, about, value)
-    for name, about, number, labels in remote.metrics(api):
-        page.add(f"remote_{name}", about, number, **labels)
-    _add_streams(api, page)
-    _add_stream_sessions(api, page)
+    page = Page()
+    for add in _BROKER.values():
+        add(api, page)
+    objects = Objects(api, page, api.config.admin.metrics_objects_max)
+    objects.add_totals()
+    for add_objects in _OBJECTS.values():
+        add_objects(objects)
     return Answer(200, page.text())
 
 
-def _add_broker(api: Api, page: _Page) -> None:
+def detailed(api: Api, call: Call) -> Answer:
+    """Raises Refused where it is asked for what there is not."""
+    vhosts = values(call, "vhost")
+    for vhost in vhosts:
+        api.require_seen(call.caller, vhost)
+    families = values(call, "family") or [*_BROKER, *_OBJECTS]
+    page = Page()
+    objects = Objects(api, page, DETAILED_MAX, is_detailed=True, vhosts=vhosts)
+    for family in dict.fromkeys(families):
+        if family in _BROKER:
+            _BROKER[family](api, page)
+        elif family in _OBJECTS:
+            _OBJECTS[family](objects)
+        else:
+            raise bad_request(f"there is no family {family!r}; known are {', '.join([*_BROKER, *_OBJECTS])}")
+    return Answer(200, page.text())
+
+
+def _add_broker(api: Api, page: Page) -> None:
     answers, alarms = api.workers.ask_all("status"), alarms_of(api)
     used, watermark = memory_of(api)
     disk_min = api.config.store.disk_free_min_bytes
@@ -63,10 +92,12 @@ def _add_broker(api: Api, page: _Page) -> None:
         ("disk_space_available_limit_bytes", "below this the disk alarm is in effect", disk_min),
         ("memory_used_bytes", "of all processes, without the page cache", used),
         ("memory_limit_bytes", "above this the memory alarm is in effect; 0: never", watermark),
+        ("time_seconds", "the broker's clock, in Unix time", time.time()),
         ("uptime_seconds", "since the broker started", time.time() - api.started_ms / 1000),
         ("workers", "worker processes", len(api.workers)),
         ("workers_answering", "worker processes that answer", len(answers)),
         ("connections", "open connections", sum(answer["connections"] for answer in answers)),
+        ("connections_limit", "connections that all workers together take", _connections_max(api)),
     ):
         page.add(name, about, +value)
     ends = [answer["certificate_ends_s"] for answer in answers if answer.get("certificate_ends_s") is not None]
@@ -75,77 +106,70 @@ def _add_broker(api: Api, page: _Page) -> None:
         page.add("tls_certificate_not_after_seconds", about, min(ends))
 
 
-def _add_streams(api: Api, page: _Page) -> None:
-    behind: list[tuple[int, int, dict[str, str]]] = []
-    for record in api.metadata.streams():
-        try:
-            counts = counts_of(record)
-        except VibeMQError:  # damaged: the log says so, and the others are wanted all the same
+def _connections_max(api: Api) -> int:
+    return len(api.workers) * api.config.server.connections_max
+
+
+def _add_processes(api: Api, page: Page) -> None:
+    for name, seat in api.meters.items():
+        if not seat.pid:
             continue
-        with suppress(VibeMQError):  # so may these be alone, and what else is known of the stream is wanted
-            behind += _stored_offsets(record, counts)
-        names = {"vhost": record.vhost, "stream": record.name}
-        page.add("stream_messages", "records that are kept", counts.kept, **names)
-        page.add("stream_bytes", "size of the segments", counts.log.size_bytes, **names)
-        page.add("stream_segments", "segment files", counts.log.segment_count, **names)
-        page.add("stream_next_offset", "offset of the next record", counts.log.next_offset, **names)
-        if counts.queue is not None:
-            for name, about, field in _QUEUE_METRICS:
-                value = getattr(counts.queue, field)
-                page.add(f"queue_{name}", about, value, vhost=record.vhost, queue=record.name)
-    for lag, offset, names in heapq.nlargest(STORED_OFFSETS_SHOWN_MAX, behind, key=lambda one: one[0]):
-        page.add("stored_offset", "offset that a consumer has stored", offset, **names)
-        page.add("stored_offset_lag", "messages behind a stored offset", lag, **names)
-    page.add("stored_offsets", "stored offsets; those that lag most are shown", len(behind))
+        counted = {each: seat.counter(each) for each in ("starts", "accepted", "not_appended")}
+        page.add("process_starts_total", "processes that had this part", counted["starts"], process=name)
+        for level in ("warning", "error"):
+            lines = seat.counter(f"log_{level}s")
+            page.add("log_lines_total", "lines in the log of this level", lines, process=name, level=level)
+        if name.startswith("worker"):
+            about = "connections that were accepted, or taken over from another worker"
+            page.add("connections_opened_total", about, counted["accepted"], process=name)
+            about = "batches of messages that their log did not take; publishers were told"
+            page.add("append_failures_total", about, counted["not_appended"], process=name)
+        for metric, value in processes.about(seat.pid).items():
+            page.add(f"process_{metric}", _ABOUT_PROCESS[metric], value, process=name)
 
 
-def _add_stream_sessions(api: Api, page: _Page) -> None:
-    for session in api.workers.sessions():
-        if protocol_of(session) != STREAM_PROTOCOL:
-            continue
-        for one in session.get("publishers", ()):
-            names = _labels(session, one, one["publisher_id"], one["reference"])
-            for key, done in (("published", "published"), ("confirmed", "confirmed"), ("errored", "refused")):
-                page.add(f"publisher_{key}_total", f"messages {done}", one[key], **names)
-        for one in session.get("subscriptions", ()):
-            names = _labels(session, one, one["subscription_id"], str(one["properties"].get("name", "")))
-            page.add("consumer_consumed_total", "messages delivered", one["consumed"], **names)
-            page.add("consumer_offset_lag", "messages behind the end", one["offset_lag"], **names)
+def _add_latency(api: Api, page: Page) -> None:
+    workers = {name: seat for name, seat in api.meters.items() if name.startswith("worker")}
+    for name, seat in workers.items():
+        about = "a turn of a worker's loop, without the wait before it"
+        page.histogram("loop_turn_seconds", about, _histogram([seat], "turn", _TURN), process=name)
+    for metric, about, label, kinds, powers in _HISTOGRAMS:
+        for value, kind in kinds.items():
+            labels = {label: value} if label else {}
+            page.histogram(metric, about, _histogram(workers.values(), kind, powers), **labels)
 
 
-def _stored_offsets(record: StreamRecord, counts: Counts) -> list[tuple[int, int, dict[str, str]]]:
-    """Of each: how many messages come after it, the offset, and whose it is."""
-    if counts is NOTHING:
-        return []
-    with closing(StoredOffsets(record.directory)) as stored:
-        found = stored.all()
-    end, names = counts.log.next_offset - 1, {"vhost": record.vhost, "stream": record.name}
-    shown = ((name.decode(errors="backslashreplace"), at) for name, at in found.items())
-    return [(max(0, end - at), at, {**names, "reference": name}) for name, at in shown]
+def _histogram(seats: Any, kind: str, powers: range) -> Histogram:
+    """Of several processes together."""
+    found = [seat.histogram(kind) for seat in seats]
+    counts = [sum(column) for column in zip(*(one.buckets for one in found), strict=True)]
+    first, rest = powers.start, powers.stop
+    joined = [sum(counts[: first + 1]), *counts[first + 1 :]]
+    return Histogram([2**k / 1e6 for k in range(first, rest)], joined, sum(one.sum_us for one in found) / 1e6)
 
 
-def _labels(session: dict[str, Any], user: dict[str, Any], number: int, name: str) -> dict[str, Any]:
-    about = {"vhost": session["vhost"], "stream": user["stream"], "connection": session["name"]}
-    return {**about, "id": number, "reference": name}
+def _add_transactions(api: Api, page: Page) -> None:
+    for name, about, value in transactions.metrics(api):
+        page.add(name, about, value)
 
 
-class _Page:
-    """Samples by metric, because all of one must stand together."""
-
-    def __init__(self) -> None:
-        self._metrics: dict[str, list[str]] = {}
-
-    def add(self, name: str, about: str, value: float, **labels: Any) -> None:
-        name = f"vibemq_{name}"
-        if name not in self._metrics:
-            kind = "counter" if name.endswith("_total") else "gauge"
-            self._metrics[name] = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-        shown = ",".join(f'{label}="{_escaped(str(value))}"' for label, value in labels.items())
-        self._metrics[name].append(f"{name}{{{shown}}} {value}" if shown else f"{name} {value}")
-
-    def text(self) -> str:
-        return "".join(f"{line}\n" for lines in self._metrics.values() for line in lines)
+def _add_remote(api: Api, page: Page) -> None:
+    for name, about, number, labels in remote.metrics(api):
+        page.add(f"remote_{name}", about, number, **labels)
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+#: Families by their names in /metrics/detailed: of the broker as a whole, and of single streams, queues and users.
+_BROKER: dict[str, Callable[[Api, Page], None]] = {
+    "broker": _add_broker,
+    "processes": _add_processes,
+    "latency": _add_latency,
+    "transactions": _add_transactions,
+    "remote": _add_remote,
+}
+_OBJECTS: dict[str, Callable[[Objects], None]] = {
+    "streams": Objects.add_streams,
+    "queues": Objects.add_queues,
+    "stored_offsets": Objects.add_stored_offsets,
+    "publishers": Objects.add_publishers,
+    "consumers": Objects.add_consumers,
+}

@@ -25,6 +25,7 @@ from vibemq.admin.api import (
     remote,
     routing,
     streams,
+    top,
     transactions,
 )
 from vibemq.admin.api.calls import ADMINISTRATOR, MANAGEMENT, MONITORING, NOBODY, Call, Refused, bad_request, not_found
@@ -52,9 +53,13 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("GET", "/health/checks/protocol-listener/{protocol}", MONITORING, health.protocol_listener),
     ("GET", "/health/checks/virtual-hosts", MONITORING, health.virtual_hosts),
     ("GET", "/health/checks/node-is-quorum-critical", MONITORING, health.quorum),
+    ("GET", "/health/live", NOBODY, health.live),
+    ("GET", "/health/ready", NOBODY, health.ready),
     ("GET", "/healthchecks/node", MONITORING, health.alarms("resource alarm(s) in effect: {}")),
     ("GET", "/aliveness-test/{vhost}", MANAGEMENT, health.alarms("resource alarm(s) in effect: {}")),
     ("GET", "/metrics", MONITORING, metrics.metrics),
+    ("GET", "/metrics/detailed", MONITORING, metrics.detailed),
+    ("GET", "/top", MONITORING, top.top),
     ("GET", "/definitions[/{vhost}]", ADMINISTRATOR, definitions.export),
     ("POST", "/definitions[/{vhost}]", ADMINISTRATOR, definitions.import_),
     # ---- connections ----

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from vibemq.access.rights import Rights, VhostRights
 from vibemq.admin.api.calls import ADMINISTRATOR, MONITORING, Call, Caller, Refused, not_authorised
+from vibemq.admin.api.readiness import Readiness
+from vibemq.admin.api.survey import Survey
 from vibemq.admin.workers import NoAnswer, Workers
 from vibemq.broker.alarms import Conditions
 from vibemq.broker.audit import AuditLog
 from vibemq.broker.catalog import Catalog, Deleted
 from vibemq.config import Config
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.meters import Meters
 
 if TYPE_CHECKING:
     from vibemq.admin.page.sampler import Sampler
@@ -53,11 +56,12 @@ class Api:
 
     def __init__(
         self, config: Config, metadata: Metadata, workers: Workers, node: str, addresses: Mapping[str, str],
-        started_ms: int, conditions: Conditions | None = None,
+        started_ms: int, conditions: Conditions | None = None, meters: Mapping[str, Meters] | None = None,
     ) -> None:  # fmt: skip
-        """``conditions``: None where no broker runs."""
+        """``conditions``: None where no broker runs; ``meters``: what each process counts, by its name."""
         self.config, self.metadata, self.workers, self.node = config, metadata, workers, node
         self.addresses, self.started_ms, self.conditions = addresses, started_ms, conditions
+        self.meters, self.survey, self.readiness = meters or {}, Survey(), Readiness()
         self.audit: AuditLog | None = None  # of the admin process; who works on the files has one of their own
         self.catalog = Catalog(config, _Table(metadata, workers))  # type: ignore[arg-type]
         self._rights = Rights(metadata, config.guest.allow_loopback)

@@ -451,7 +451,8 @@ cdef class TopicReader(LogReader):
         return self.outlet.write(m, self.number, NO_SLOT)
 
     def describe(self) -> dict:
-        return described(self.number, self.name, True, {"offset": str(self.next_offset)})
+        at = self.next_offset
+        return described(self.number, self.name, True, {"offset": str(at)}) | {"next_offset": at}
 
     def ended(self, problem):
         self.outlet.sender.session.subscription_ended(self, problem)

@@ -248,7 +248,5 @@ def open_queue(call: Call, name: str, then: Callable[[Any], None]) -> Any:
             then(queue)
 
     may_create = may_make(hub.client, name)
-    with_queue(
-        hub.client, DEFAULT_VHOST, name, may_create=may_create, then=opened, failed=failed, in_helper=in_helper
-    )
+    with_queue(hub.client, DEFAULT_VHOST, name, may_create=may_create, then=opened, failed=failed, in_helper=in_helper)
     return LATER

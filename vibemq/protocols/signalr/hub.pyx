@@ -168,7 +168,7 @@ cdef class HubConnection:
         if isinstance(problem, (ConnectionClosed, LimitExceeded, ProtocolError)):
             self.give_up(f"{problem}.")
             return
-        logger.error("%s: %s", self.peer, problem, exc_info=problem)
+        logger.error("%s: hub connection closed by an error of ours: %s", self.peer, problem, exc_info=problem)
         error = spec.closed_with_error()
         self.queues.timers.timer(lambda _: self.close(error, True, CLOSE_INTERNAL_ERROR)).set(0)
 

@@ -85,7 +85,8 @@ cdef class Subscription:
     def describe(self) -> dict:
         shown = {"subscription_id": self.id, "stream": self.name, "active": True}
         if self.consumer is None:
-            return shown | {"prefetch": 0, "in_flight": 0, "properties": {"offset": str(self.reader.next_offset)}}
+            at = self.reader.next_offset
+            return shown | {"prefetch": 0, "in_flight": 0, "next_offset": at, "properties": {"offset": str(at)}}
         acks = {"ack": "auto" if self.consumer.is_auto else "manual"}
         return shown | {"prefetch": self.consumer.prefetch, "in_flight": self.consumer.in_flight, "properties": acks}
 

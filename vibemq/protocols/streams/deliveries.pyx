@@ -22,6 +22,7 @@ from vibemq.storage.core cimport (
 )
 from vibemq.storage.cold cimport ahead, telling
 from vibemq.storage.log cimport Log, storage_error
+from vibemq.storage.meters cimport METER_DELIVER_STREAM, Meters
 from vibemq.protocols.streams.wire cimport KEY_DELIVER
 
 from vibemq.errors import ConnectionClosed, LimitExceeded, StorageError
@@ -53,6 +54,7 @@ cdef enum:
 cdef struct frame_out:
     uint64_t position, next_offset, chunk_id  # where its chunk begins, for the reader
     uint32_t records
+    int64_t timestamp_ms
     size_t bytes       # of the whole Deliver frame
 
 cdef struct gather:
@@ -212,6 +214,7 @@ cdef class Subscription(StreamUser):
             "consumed": self.consumed,
             "offset": self.offset,
             "offset_lag": behind,  # messages that it has not been sent
+            "next_offset": self.reader.next_offset if self.reading else None,  # of the first of these
             "active": self.reading,
             "activity_status": "up" if not self.grouped else "single_active" if self.reading else "waiting",
             "properties": self.properties,
@@ -344,6 +347,7 @@ cdef class Deliveries:
         cdef int frames = 0, pieces = 0, i
         cdef uint32_t skipped = 0
         cdef Py_ssize_t sent, left, rest
+        cdef Meters meters = subscription.stream.table.meters
         if v2:
             if skip:
                 committed_chunk = subscription.frame_committed
@@ -384,7 +388,7 @@ cdef class Deliveries:
             scratch.pieces[pieces].iov_len = payload - skip
             skip = 0
             scratch.frames[frames] = frame_out(walk.position, walk.next_offset, header.chunk_id, header.records,
-                                               head + payload)
+                                               header.timestamp_ms, head + payload)
             frames += 1
             offset += core.chunk_bytes(&header)
             core.reader_advance(&walk, &header)
@@ -410,6 +414,8 @@ cdef class Deliveries:
             subscription.frame_sent = 0
             subscription.credit -= 1
             subscription.consumed += scratch.frames[i].records
+            meters.add(METER_DELIVER_STREAM, (meters.turn_wall_ms - scratch.frames[i].timestamp_ms) * 1000,
+                       scratch.frames[i].records)
             subscription.stream.table.delivered += scratch.frames[i].records
             subscription.offset = <int64_t> scratch.frames[i].chunk_id
         else:
@@ -487,7 +493,7 @@ cdef class Deliveries:
         """Until a helper thread has done `read`, nothing is sent for this subscription."""
         def done(result, error):
             if error is not None:
-                logger.error("stream %s: %s", (<Subscription> subscription).stream.name, error)
+                logger.error("stream %s: while reading ahead: %s", (<Subscription> subscription).stream.name, error)
             self.go_on(subscription)
 
         subscription.cold = True

@@ -99,7 +99,7 @@ def _prove(session: StreamsSession, request: Any, done: Callable[[str, Code], No
         done("", Code.SASL_ERROR)
         return
     except sasl.Unusable as problem:
-        logger.warning("%s: %s", session.peer, problem)
+        logger.warning("%s: its login cannot be checked: %s", session.peer, problem)
         done("", Code.AUTHENTICATION_FAILURE)
         return
     if who.password is None:
