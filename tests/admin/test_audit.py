@@ -2,6 +2,7 @@
 """The audit log: a line for each change, by whom, from where, by which door, and no secret in any."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -16,11 +17,13 @@ from http_caller import STREAM, Http
 from peers.streams import DEADLINE_S
 from running import ENVIRONMENT, Running, broker
 
+from vibemq.admin.api.changes import audit, told
 from vibemq.broker.audit import LINE_BYTES_MAX, AuditLog, Author
 from vibemq.client import connect
 from vibemq.client.micromsg2 import Micromsg2Client
 from vibemq.client.streams import StreamsConnection
 from vibemq.config import Audit
+from vibemq.once_a_minute import OnceAMinute
 
 PASSWORD = "S3cret-of-root"
 OTHER = "S3cret-of-others"
@@ -129,7 +132,29 @@ def test_without_a_broker_the_command_line_writes_it(tmp_path: Path) -> None:
     assert "S3cret" not in json.dumps(event)
 
 
+def test_a_definitions_file_is_named_without_the_hashes_of_its_users(tmp_path: Path) -> None:
+    body = {"users": [{"name": "ada", "password_hash": "aGFzaA==", "verifier": "v1"}], "policies": []}
+    audit(AuditLog(Audit(), str(tmp_path)), ADA, "POST", "/definitions", body)
+    (event,) = events(tmp_path / "audit.log")
+    assert event["what"] == "definitions.added" and event["body"] == {"users": ["ada"]}
+    assert told({"users": {"ada": "aGFzaA=="}}) == {}
+
+
 # ---- its files ----
+
+
+def test_a_line_that_the_disk_has_no_room_for_leaves_no_half(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, write = AuditLog(Audit(), str(tmp_path)), os.write
+    log.say(ADA, "queue.created", "one")
+    with monkeypatch.context() as full:
+        full.setattr("vibemq.broker.audit.failing", OnceAMinute(logging.getLogger("vibemq.broker.audit")))
+        full.setattr(os, "write", lambda fd, line: write(fd, line[:10]))
+        log.say(ADA, "queue.created", "two")
+    log.say(ADA, "queue.created", "three")
+    assert [event["name"] for event in events(tmp_path / "audit.log")] == ["one", "three"]
+    assert "No space left" in caplog.text and '"two"' in caplog.text
 
 
 def test_files_are_bounded_and_older_ones_go(tmp_path: Path) -> None:

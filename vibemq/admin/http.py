@@ -21,13 +21,14 @@ from aiohttp import web
 from vibemq.access.users import GUEST, Authenticator, Verdict, basic_login
 from vibemq.admin.api.accounts import caller_of
 from vibemq.admin.api.answering import handle
-from vibemq.admin.api.calls import OWNER, Answer, Caller, Refused, bad_request, not_found
-from vibemq.admin.api.changes import SHOWN, audit
+from vibemq.admin.api.calls import NOBODY, OWNER, Answer, Caller, Refused, bad_request, not_found
+from vibemq.admin.api.changes import audit, told
 from vibemq.admin.api.service import Api
 from vibemq.admin.page.door import CSRF_HEADER, PageDoor
 from vibemq.admin.secure import Secured, SecureServer
 from vibemq.admin.where import is_loopback, is_this_machine
 from vibemq.broker.audit import Author
+from vibemq.once_a_minute import OnceAMinute
 
 PREFIX = "/api"
 THREADS_MAX = 8  # requests at once; the rest waits
@@ -45,8 +46,10 @@ _METRICS = ("/metrics", "/metrics/detailed")
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"  # the version of Prometheus's format, which is all text there is
 CHANGES = "/changes"
 _SHOWN_CHARACTERS_MAX = 500
+_USER_SHOWN_MAX = 255
 
 log = logging.getLogger("vibemq.admin")
+refusing = OnceAMinute(log)  # anybody may fail to log in, and must not fill the disk with it
 
 
 class Server:
@@ -157,7 +160,7 @@ class Server:
         elif path not in _METRICS:
             raise not_found(f"paths begin with {PREFIX}")
         body: object = {}
-        if request.can_read_body:
+        if request.can_read_body and caller.level > NOBODY:  # who has no tag changes nothing, and must not fill memory
             try:
                 body = await self._in_thread(_parsed, await asyncio.wait_for(request.read(), BODY_S))
             except TimeoutError:
@@ -188,7 +191,8 @@ class Server:
             loop = asyncio.get_running_loop()
             verdict = await loop.run_in_executor(self._hash_threads, self._authenticator.check, *login)
         if verdict is not Verdict.OK:
-            log.warning("%s: login of user %r over HTTP refused", request.remote, user)
+            said = "%s: login of user %.*r over HTTP refused"
+            refusing.say(request.remote, said, request.remote, _USER_SHOWN_MAX, user)
             return None
         return await self._in_thread(caller_of, self._api, user)
 
@@ -227,7 +231,7 @@ def _from_another_page(request: web.Request) -> bool:
 
 
 def _detail(body: dict[str, Any]) -> str:
-    shown = ", ".join(f"{name} {body[name]!r}" for name in SHOWN if name in body)
+    shown = ", ".join(f"{name} {value!r}" for name, value in told(body).items())
     cut = shown if len(shown) <= _SHOWN_CHARACTERS_MAX else f"{shown[:_SHOWN_CHARACTERS_MAX]}..."
     return f" ({cut})" if cut else ""
 

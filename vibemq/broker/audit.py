@@ -13,6 +13,7 @@ A change stays done where its line cannot be written: the line is in the ordinar
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -94,7 +95,9 @@ class AuditLog:
                     folder = os.stat(os.path.dirname(self._path))
                     os.fchown(fd, folder.st_uid, folder.st_gid)
                 if not found.st_size or found.st_size + len(line) <= self._size_max:
-                    os.write(fd, line)
+                    if os.write(fd, line) < len(line):  # the disk is full; half a line would spoil the next one
+                        os.ftruncate(fd, found.st_size)
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
                     return
                 self._move_on()
             finally:

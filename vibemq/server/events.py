@@ -129,7 +129,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s: user %.*r may only come from this machine",
         "%s: login refused for user %.*r",
         "%s: login refused for user %r, %s",
-        "%s: login of user %r over HTTP refused",
+        "%s: login of user %.*r over HTTP refused",
         "%s: login with malformed data: %s",
     ),
     "logins_held_off": ("%s: too many logins at the management page have failed, refused for %d s",),

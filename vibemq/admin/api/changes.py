@@ -41,6 +41,16 @@ _ENDS = {
 }  # fmt: skip
 
 
+def told(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a request's body may be shown: users of a definitions file have hashes of their passwords with them."""
+    found = {name: body[name] for name in SHOWN if name in body}
+    if isinstance(users := found.get("users"), list):
+        found["users"] = [user.get("name") if isinstance(user, dict) else user for user in users]
+    elif users is not None:
+        del found["users"]
+    return found
+
+
 def audit(log: AuditLog, by: Author, method: str, path: str, body: Mapping[str, Any]) -> None:
     """A request that was done, with its path below the prefix; reading changes nothing.  May block."""
     parts = [unquote(part, errors="replace") for part in path.strip("/").split("/")]
@@ -54,8 +64,7 @@ def audit(log: AuditLog, by: Author, method: str, path: str, body: Mapping[str, 
             what = f"{what}_deleted"
     if what is None:
         return
-    details = {name: body[name] for name in SHOWN if name in body}
-    log.say(by, what, "/".join(parts[1:]), request=f"{method} {path}", **{"body": details})
+    log.say(by, what, "/".join(parts[1:]), request=f"{method} {path}", **{"body": told(body)})
 
 
 def audit_files(options: Audit, data_dir: str, method: str, path: str, body: Mapping[str, Any]) -> None:

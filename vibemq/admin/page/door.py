@@ -30,6 +30,7 @@ from vibemq.admin.api.service import Api
 from vibemq.admin.page.files import HEADERS, Files
 from vibemq.admin.page.logins import LIFETIME_S, Failures, Logins
 from vibemq.admin.where import is_loopback, is_this_machine
+from vibemq.once_a_minute import OnceAMinute
 
 LOGIN_BYTES_MAX = 4096  # of the body of a login
 LOGIN_S = 10.0  # for that body
@@ -38,6 +39,7 @@ _COOKIE = "vibemq"
 _SECURE_COOKIE = "__Host-vibemq"  # a browser takes it over TLS only, and from no other host
 
 log = logging.getLogger("vibemq.admin")
+refusing = OnceAMinute(log)
 
 
 class PageDoor:
@@ -92,7 +94,8 @@ class PageDoor:
         address = str(request.remote)
         if wait_s := self._failures.wait_s(address):
             seconds = math.ceil(wait_s)
-            log.warning("%s: too many logins at the management page have failed, refused for %d s", address, seconds)
+            said = "%s: too many logins at the management page have failed, refused for %d s"
+            refusing.say(address, said, address, seconds)
             refused = _json({"error": "too_many_requests", "reason": f"too many logins failed: wait {seconds} s"}, 429)
             refused.headers["Retry-After"] = str(seconds)
             return refused
@@ -159,7 +162,7 @@ async def _credentials(request: web.Request) -> tuple[str, str]:
         given = json.loads(await asyncio.wait_for(request.read(), LOGIN_S))
     except TimeoutError:
         raise Refused(408, "timeout", f"no body within {LOGIN_S:g} s") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise bad_request("not_json") from None
     user, password = (given.get(name) if isinstance(given, dict) else None for name in ("user", "password"))
     if not isinstance(user, str) or not isinstance(password, str):
