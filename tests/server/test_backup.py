@@ -16,6 +16,7 @@ from running import ENVIRONMENT, broker, written
 
 import vibemq.client
 from vibemq.client.streams import StreamsConnection
+from vibemq.server import backup as backups
 
 BATCH = 100
 BEFORE = 40  # batches, of which several segments are made
@@ -188,3 +189,30 @@ def test_nothing_is_written_over(backup, tmp_path):
         refused = vibemq_command(*words)
         assert refused.returncode == 1 and ("is not empty" in refused.stderr or "lies in" in refused.stderr)
     assert os.listdir(tmp_path / "full") == ["mine"] and not os.path.exists(f"{data}/inside")
+
+
+def test_a_segment_that_goes_to_the_object_store_meanwhile_leaves_its_stub(tmp_path, monkeypatch):
+    source, first = tmp_path / "log", f"{0:020}"
+    source.mkdir()
+    (source / "control").write_text("page")
+    (source / f"{first}.segment").write_text("messages")
+    monkeypatch.setattr(backups, "_make_durable", lambda _: (7, 0))
+
+    class Meanwhile(backups.Copy):
+        def file(self, source: str, target: str, **how) -> None:
+            if source.endswith(".segment"):
+                os.rename(source, source.replace(".segment", ".remote"))
+            super().file(source, target, **how)
+
+    record = type("Record", (), {"directory": str(tmp_path / "copy")})
+    backups._copy_log(record, str(source), Meanwhile(links=False))
+    assert sorted(os.listdir(tmp_path / "copy")) == [f"{first}.remote", "control"]
+
+
+@pytest.mark.parametrize("links", [False, True])
+def test_no_link_is_followed(tmp_path, links):
+    (tmp_path / "secret").write_text("not ours")
+    (tmp_path / "link").symlink_to("secret")
+    with pytest.raises(OSError, match="symbolic links"):
+        backups.Copy(links).file(str(tmp_path / "link"), str(tmp_path / "target"), is_final=True)
+    assert os.stat(tmp_path / "secret").st_nlink == 1

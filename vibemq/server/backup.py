@@ -55,7 +55,7 @@ class Copy:
         """``size``: of what is copied; None: all.  OSError."""
         if self.links and is_final:
             try:
-                os.link(source, target)
+                os.link(source, target, follow_symlinks=False)
             except OSError as problem:
                 if problem.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
                     raise
@@ -63,14 +63,14 @@ class Copy:
             else:
                 self._synced(target)
                 return
-        with open(source, "rb") as read, open(target, "xb", opener=_private) as write:
+        with open(source, "rb", opener=_no_link) as read, open(target, "xb", opener=_private) as write:
             left = os.fstat(read.fileno()).st_size if size is None else size
             while left and (copied := os.sendfile(write.fileno(), read.fileno(), None, left)):
                 left -= copied
         self._synced(target)
 
     def _synced(self, path: str) -> None:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_no_link) as file:
             os.fsync(file.fileno())
             self.size_bytes += os.fstat(file.fileno()).st_size
 
@@ -108,14 +108,20 @@ def _copy_log(record: StreamRecord, source: str, copy: Copy) -> None:
     # It says up to where all is on disk, which recovery does not look for damage in; the file is another, so its locks
     # are nobody's.
     copy.file(f"{source}/control", f"{record.directory}/control", is_final=False)
-    for name in sorted(os.listdir(source)):
+    names = sorted(os.listdir(source))
+    for name in names:
         first = name.partition(".")[0]
         if not (name.endswith(WITH_SEGMENTS) and first.isdigit()) or (active is not None and int(first) > active):
             continue
         is_active = active is None or int(first) == active
         size = position if is_active and name.endswith(".segment") else None
-        with contextlib.suppress(FileNotFoundError):  # retention has taken it
+        try:
             copy.file(f"{source}/{name}", f"{record.directory}/{name}", is_final=not is_active, size=size)
+        except FileNotFoundError:  # retention has taken it
+            stub = f"{first}.remote"
+            if name.endswith(".segment") and stub not in names:  # it went to the object store since we looked
+                with contextlib.suppress(FileNotFoundError):
+                    copy.file(f"{source}/{stub}", f"{record.directory}/{stub}", is_final=True)
 
 
 def _make_durable(directory: str) -> tuple[int | None, int | None]:
@@ -216,8 +222,9 @@ def _ours(source: str, target: str) -> Iterator[None]:
         yield
         owner = os.stat(source)
         if os.geteuid() == 0 and owner.st_uid != 0:
-            for folder, folders, names in os.walk(target):
-                for path in (folder, *(os.path.join(folder, name) for name in folders + names)):
+            # From the leaves up: whose a folder is, he may put a link in it, and root would follow that.
+            for folder, _, names in os.walk(target, topdown=False):
+                for path in (*(os.path.join(folder, name) for name in names), folder):
                     os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
     except OSError as problem:
         raise SetupError(
@@ -235,6 +242,11 @@ def _no_decisions(data_dir: str) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Root copies for an account that could name any file by a link."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _private(path: str, flags: int) -> int:
