@@ -240,3 +240,23 @@ def test_a_segment_that_the_store_does_not_have_is_said_to_be_none(streams):
             await cache.fetch(ONE, 7, 0, 1)
 
     with_cache(streams, work)
+
+
+def test_an_index_that_several_want_is_fetched_once_and_is_never_half_there(streams: Path) -> None:
+    async def work(cache: Cache, bucket: Blobs) -> int:
+        asked = 0
+
+        async def read(key: str, kind: object) -> memoryview:
+            nonlocal asked
+            asked += 1
+            await asyncio.sleep(0)
+            return memoryview(b"index")
+
+        bucket.read = read  # type: ignore[attr-defined]
+        await asyncio.gather(*(cache.fetch_index(ONE, 0) for _ in range(8)))
+        await cache.fetch_index(ONE, 0)
+        assert not cache._indexes
+        return asked
+
+    assert with_cache(streams, work) == 1
+    assert sorted(path.name for path in (streams / ONE).glob("*.index*")) == [f"{0:020}.index"]

@@ -62,6 +62,7 @@ class Cache:
         self._open: OrderedDict[tuple[str, int], Cached] = OrderedDict()
         self._used: OrderedDict[Block, None] = OrderedDict()  # the blocks that are here; used last, last
         self._fetching: dict[Block, asyncio.Task[None]] = {}
+        self._indexes: dict[str, asyncio.Task[None]] = {}  # on their way, by their paths
         self._ahead: dict[str, int] = {}  # of each stream that is read: how many blocks
         self._slots = asyncio.Semaphore(FETCHES_MAX)
         self._writers = ThreadPoolExecutor(WRITES_MAX, thread_name_prefix="cache")
@@ -204,12 +205,20 @@ class Cache:
         """Have a segment's index in its log's directory."""
         directory = os.path.join(self.streams_dir, incarnation)
         path = os.path.join(directory, f"{segment:020}.index")
-        if not os.path.exists(path):
-            body = await self.bucket.read(_place(directory, incarnation, segment).key("index"), Kind.INDEX)
-            await asyncio.to_thread(_write_whole, path, body)
+        if os.path.exists(path):
+            return
+        task = self._indexes.get(path)
+        if task is None:  # several readers may want one at once
+            key = _place(directory, incarnation, segment).key("index")
+            task = self._indexes[path] = asyncio.get_running_loop().create_task(self._fetch_index(key, path))
+            task.add_done_callback(lambda _: self._indexes.pop(path))
+        await asyncio.shield(task)
+
+    async def _fetch_index(self, key: str, path: str) -> None:
+        await asyncio.to_thread(_write_whole, path, await self.bucket.read(key, Kind.INDEX))
 
     async def close(self) -> None:
-        tasks = list(self._fetching.values())
+        tasks = [*self._fetching.values(), *self._indexes.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
