@@ -14,9 +14,13 @@ let csrf = ""
 // The parts of a path, each of which may hold anything: path("queues", "/", "a b") is /queues/%2F/a%20b
 export const path = (...parts) => parts.map((part) => `/${encodeURIComponent(part)}`).join("")
 
-async function ask(method, address, body, signal) {
+// A header holds ASCII only.
+const escaped = (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`
+
+async function ask(method, address, body, signal, reason) {
   const headers = { "X-CSRF-Token": csrf, Accept: "application/json" }
   if (body !== undefined) headers["Content-Type"] = "application/json"
+  if (reason) headers["X-Reason"] = reason.replace(/[^ -~]/g, escaped)
   let response
   try {
     response = await fetch(address, {
@@ -43,7 +47,7 @@ async function ask(method, address, body, signal) {
 export const get = (address, signal) => ask("GET", `api${address}`, undefined, signal)
 export const put = (address, body = {}) => ask("PUT", `api${address}`, body)
 export const post = (address, body = {}) => ask("POST", `api${address}`, body)
-export const remove = (address) => ask("DELETE", `api${address}`)
+export const remove = (address, reason = "") => ask("DELETE", `api${address}`, undefined, undefined, reason)
 
 export async function logIn(user, password) {
   const session = await ask("POST", "page/login", { user, password })

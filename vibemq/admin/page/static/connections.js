@@ -70,8 +70,8 @@ function close({ name, user }) {
     fields: [field("Reason, for the log", "reason")],
     button: "Close it",
     isDangerous: true,
-    async act() {
-      await api.remove(`/connections${api.path(name)}`)
+    async act(form) {
+      await api.remove(`/connections${api.path(name)}`, form.get("reason"))
       return `${name} is closed`
     },
   })
