@@ -25,7 +25,7 @@ from vibemq.storage.records import StreamRecord
 MESSAGES_SHOWN_MAX = 100  # of one answer
 MESSAGES_SHOWN_DEFAULT = 20
 BODY_BYTES_SHOWN_MAX = 16 * 1024  # of one message; what is longer is cut, and its size said
-ANSWER_BYTES_MAX = 1 << 20  # of bodies in one answer: then there are fewer of them
+ANSWER_BYTES_MAX = 1 << 20  # of bodies and headers in one answer: then there are fewer of them
 BODY_BYTES_MAX = 32 * 1024  # of a message that is published here; programs have clients
 HEADERS_BYTES_MAX = (
     4096  # of its headers and content type together: with the body they fit into one question to a worker
@@ -73,7 +73,8 @@ def _looked(record: StreamRecord, call: Call, count: int) -> dict[str, Any]:
     for message in _messages(reader, record.name):
         if message["offset"] < start:
             continue  # what its chunk holds before it
-        size += len(message.get("body", ""))
+        headers = message.get("headers", {})
+        size += len(message.get("body", "")) + sum(len(word or "") for word in (*headers, *headers.values()))
         if len(found) == count or (found and size > ANSWER_BYTES_MAX):
             break
         found.append(message)
