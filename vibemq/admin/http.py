@@ -32,6 +32,7 @@ from vibemq.once_a_minute import OnceAMinute
 
 PREFIX = "/api"
 THREADS_MAX = 8  # requests at once; the rest waits
+HEALTH_THREADS_MAX = 2  # of their own: requests that wait for a slow object store must not make a broker look dead
 HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine
 BODY_BYTES_MAX = 16 << 20  # a definitions file of tens of thousands of streams
 SHUTDOWN_TIMEOUT_S = 1.0
@@ -60,6 +61,7 @@ class Server:
         self._authenticator = authenticator
         self._page = PageDoor(api, authenticator, self._caller, self._failed_login, self._in_thread)
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="request")
+        self._health_threads = ThreadPoolExecutor(HEALTH_THREADS_MAX, thread_name_prefix="health")
         self._hash_threads = ThreadPoolExecutor(HASH_THREADS_MAX, thread_name_prefix="hash")
         self._runners: list[web.AppRunner] = []
         self._servers: list[asyncio.Server | SecureServer] = []
@@ -84,8 +86,8 @@ class Server:
             server.close()
         for runner in self._runners:
             await runner.cleanup()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._hash_threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._health_threads, self._hash_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def _serve(
         self,
@@ -137,8 +139,8 @@ class Server:
         if _from_another_page(request):
             raise Refused(403, "forbidden", "asked by a page of another site")
         if (check := PUBLIC_HEALTH.get(request.rel_url.raw_path)) is not None:
-            answer: Answer = await self._in_thread(handle, self._api, "GET", check, OWNER)
-            return answer
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._health_threads, handle, self._api, "GET", check, OWNER)
         page = await self._page.answer(request)
         if page is not None:
             return page
