@@ -13,6 +13,7 @@
 #   make spark-versions  the Spark tests' core with each older Spark that is supported
 #   make spark-connect  the same source and sink over Spark Connect
 #   make bench    the figures of benchmarks/README.md on this machine, RabbitMQ beside it if installed
+#   make docs     the documentation site, in build/docs
 #   make clean    remove everything that was built, and the virtual environment
 #
 # Each makes the virtual environment first if need be.  It takes Python 3.11 or newer with its venv
@@ -35,7 +36,7 @@ export VIBEMQ_CYTHON_CACHE ?= $(CURDIR)/build/translated
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc vibemq pyspark_vibemq -name '*.[ch]' -not -path 'vibemq/*.c' -o -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: run run-remote test interop check san fuzz kills spark-soak remote-soak spark-versions spark-connect bench clean requirements
+.PHONY: run run-remote test interop check san fuzz kills spark-soak remote-soak spark-versions spark-connect bench docs clean requirements
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -109,6 +110,11 @@ bench: $(VENV)/.test $(VENV)/.built
 	$(BIN)/python -m benchmarks micromsg2 --rounds 3
 	$(BIN)/python -m benchmarks streams $(BENCH_ARGS)
 
+# A README is the first page of a site too, and servers look for index.html.
+docs: $(VENV)/.docs $(VENV)/.built
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/doctrees . build/docs
+	cp build/docs/README.html build/docs/index.html
+
 clean:
 	$(MAKE) -C csrc clean
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks $(VENV)
@@ -140,6 +146,10 @@ $(VENV)/.run: $(VENV)/.made pyproject.toml setup.py examples/ingest/requirements
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml setup.py examples/ingest/requirements.txt
 	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local,test]" -r examples/ingest/requirements.txt
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.made pyproject.toml setup.py
+	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[docs]"
 	@touch $@
 
 # Only what has changed is built again.
