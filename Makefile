@@ -14,6 +14,7 @@
 #   make spark-connect  the same source and sink over Spark Connect
 #   make screenshots  the pictures of the management page in docs/page, of some minutes of load
 #   make bench    the figures of benchmarks/README.md on this machine, RabbitMQ beside it if installed
+#   make docs     the documentation site, in build/docs
 #   make clean    remove everything that was built, and the virtual environment
 #
 # Each makes the virtual environment first if need be.  It takes Python 3.11 or newer with its venv
@@ -36,7 +37,7 @@ export VIBEMQ_CYTHON_CACHE ?= $(CURDIR)/build/translated
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc vibemq pyspark_vibemq -name '*.[ch]' -not -path 'vibemq/*.c' -o -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: run run-remote test interop check san fuzz kills spark-soak remote-soak spark-versions spark-connect screenshots bench clean requirements
+.PHONY: run run-remote test interop check san fuzz kills spark-soak remote-soak spark-versions spark-connect screenshots bench docs clean requirements
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -113,6 +114,11 @@ bench: $(VENV)/.test $(VENV)/.built
 	$(BIN)/python -m benchmarks micromsg2 --rounds 3
 	$(BIN)/python -m benchmarks streams $(BENCH_ARGS)
 
+# A README is the first page of a site too, and servers look for index.html.
+docs: $(VENV)/.docs $(VENV)/.built
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/doctrees . build/docs
+	cp build/docs/README.html build/docs/index.html
+
 clean:
 	$(MAKE) -C csrc clean
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks $(VENV)
@@ -144,6 +150,10 @@ $(VENV)/.run: $(VENV)/.made pyproject.toml setup.py examples/ingest/requirements
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml setup.py examples/ingest/requirements.txt
 	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local,test]" -r examples/ingest/requirements.txt
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.made pyproject.toml setup.py
+	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[docs]"
 	@touch $@
 
 # Only what has changed is built again.

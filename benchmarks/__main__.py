@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from benchmarks import features, micromsg2, queues, queues_scale, remote, scale, signalr, streams
+from benchmarks import features, micromsg2, queues, queues_scale, remote, scale, signalr, start, streams
 from benchmarks.peers import PEERS, run
 from benchmarks.spark.pipeline import spark
 from vibemq.bench.cli import one_run
@@ -33,6 +33,7 @@ for command in (
     micromsg2.micromsg2,
     features.features,
     scale.scale,
+    start.start,
     queues_scale.queues_scale,
     remote.remote_command,
     spark,

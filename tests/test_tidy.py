@@ -13,10 +13,12 @@ LEFTOVERS = re.compile(
 )
 MACHINE_PATHS = re.compile("|".join(["/wo" + "rk/", "/ho" + "me/[a-z]", "/Us" + "ers/[A-Za-z]"]))
 NOT_BARE = re.compile(r"^\s*except\s*:", re.M)
+FENCE = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
 ASSERT = re.compile(r"(?<![\w])assert\s*\(")
 SOURCE_SUFFIXES = {".c", ".h", ".py", ".pyx", ".pxd", ".sh", ".yml"}
 TEXT_SUFFIXES = SOURCE_SUFFIXES | {".md", ".toml", ".in", ".cfg"}
-FOLDERS = ("csrc", "vibemq", "pyspark_vibemq", "examples", "tests", "benchmarks", ".github", ".ci")
+FOLDERS = ("csrc", "vibemq", "pyspark_vibemq", "examples", "tests", "benchmarks", "docs", ".github", ".ci")
 SKIPPED = {"build", "corpus", "__pycache__", "dist"}
 
 
@@ -70,6 +72,23 @@ def test_the_c_core_checks_in_release_builds_too():
     assert [line for line in core if "_Static_assert" not in line and "static_assert" not in line] == []
 
 
+def test_links_of_markdown_lead_to_files_and_headings_that_are_there():
+    lost = []
+    for path in files({".md"}):
+        for target in LINK.findall(FENCE.sub("", path.read_text(encoding="utf-8"))):
+            name, _, heading = target.partition("#")
+            to = (path.parent / name) if name else path
+            if re.match(r"[a-z]+:", target) is None and not (to.exists() and (not heading or heading in anchors(to))):
+                lost.append(f"{path.relative_to(ROOT)}: {target}")
+    assert lost == []
+
+
+def anchors(path: Path) -> set[str]:
+    """What a # may name in a Markdown file, by GitHub's rule."""
+    headings = re.findall(r"^#+ +(.+)$", FENCE.sub("", path.read_text(encoding="utf-8")), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_no_generated_c_lies_beside_its_source():
     assert [str(p) for p in (ROOT / "vibemq").rglob("*.c")] == []
 
@@ -83,5 +102,9 @@ def test_the_rules_catch_what_they_should():
     assert MACHINE_PATHS.search("see /ho" + "me/someone/notes")
     assert NOT_BARE.search("    except:\n")
     assert not NOT_BARE.search("    except ValueError:\n")
+    assert LINK.findall("see [that](FORMAT.md#quarantine), [this](https://x.org)") == [
+        "FORMAT.md#quarantine",
+        "https://x.org",
+    ]
     assert ASSERT.search("    assert (x);")
     assert not ASSERT.search("    _Static_assert(x);")

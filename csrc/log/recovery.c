@@ -8,7 +8,7 @@
  * 2. Walk the segments from there on; cut at the first chunk that is wrong and put
  *    what lies behind into quarantine.  Older segments are only given an index if theirs is not whole;
  *    one that was closed because its sync failed is looked at from that place on.
- * 3. Sync what was kept, so that a second power cut finds it too.
+ * 3. Sync what was kept, so that a second power cut finds it too.  Files that hold already what is to be in them stay.
  * 4. Build the deduplication table, and last of all the control block.  Until that
  *    is renamed into place everything above can be done again.
  *
@@ -217,6 +217,17 @@ static bool index_unknown(const char *directory, uint64_t segment, uint64_t *byt
     return false;
 }
 
+/* Does a file hold just that already?  Of thousands of logs nearly all do, and what is not written need not be synced. */
+static bool file_is(const char *path, const void *data, size_t bytes)
+{
+    size_t got;
+    uint8_t *held = malloc(bytes + 1);
+    bool same = held && file_read_head(path, held, bytes + 1, &got, NULL) == OK && got == bytes;
+    same = same && memcmp(held, data, bytes) == 0;
+    free(held);
+    return same;
+}
+
 static err store_index(struct recovery *rc, const struct walk *w, struct fault *f)
 {
     uint64_t bytes;
@@ -229,7 +240,10 @@ static err store_index(struct recovery *rc, const struct walk *w, struct fault *
     }
     path = file_path_numbered(rc->directory, w->segment, INDEX_SUFFIX);
     index_header_write(w->segment, w->scan.seed, data);
-    return file_replace(path.text, data, INDEX_HEADER_BYTES + w->index_records * INDEX_RECORD_BYTES, true, f);
+    bytes = INDEX_HEADER_BYTES + w->index_records * INDEX_RECORD_BYTES;
+    if (file_is(path.text, data, bytes)) return OK;
+    rc->changed = true;
+    return file_replace(path.text, data, bytes, true, f);
 }
 
 err recovery_keep(struct recovery *rc, const struct walk *w, struct fault *f)
@@ -411,6 +425,7 @@ static err begin_anew_if_lost(struct recovery *rc, uint64_t first_seen, struct f
         if (rc->commit.segment == rc->list.first[last] && rc->commit.next_offset >= least) return OK;
     }
     if (rc->commit.next_offset > least) least = rc->commit.next_offset;
+    rc->changed = true;
     err e = log_files_create(rc->directory, least, true, f);
     rc->commit.segment = rc->commit.next_offset = least;
     rc->commit.batch_position = rc->commit.position = SEGMENT_HEADER_BYTES;
@@ -439,7 +454,9 @@ static err rebuild_table(struct recovery *rc, struct fault *f)
         e = scan_tracking(rc->directory, rc->list.first[i], SEGMENT_HEADER_BYTES, rc->list.bytes[i], true, t, f);
         if (e == ERR_CORRUPT) e = OK; /* both headers are gone */
     }
-    if (!e) e = tracking_store(t, rc->directory, true, f);
+    /* Never synced: whatever a power cut leaves of it, the next recovery builds it again. */
+    struct file_path path = file_path_name(rc->directory, "tracking");
+    if (!e && !file_is(path.text, t, sizeof *t)) e = tracking_store(t, rc->directory, false, f);
     free(t);
     return e;
 }
@@ -487,15 +504,18 @@ static err recover(struct recovery *rc, const struct log_options *options, struc
     if (e) return e;
     e = file_each(rc->directory, sweep_one, rc, f);
     if (!e) e = rebuild_table(rc, f);
-    if (!e) e = file_sync_directory(rc->directory, f);
+    /* What was kept is synced.  Where nothing was cut and nothing stored, a power cut that undoes the rest brings back
+     * files of which the next recovery makes the same; a log that is durable beyond that keeps what its page knows. */
+    bool sync = init.options.durability != DURABILITY_OS || rc->changed || rc->report->cut_count || rc->stored_to;
+    if (!e && sync) e = file_sync_directory(rc->directory, f);
     if (e) return e;
 
     init.commit = rc->commit;
     init.durable = (struct durable){rc->commit.segment, rc->commit.position, rc->commit.next_offset};
     init.epoch = rc->epoch + 1;
     e = quarantine_trim(rc->directory, rc->old.epoch, f);
-    if (!e) e = control_create(rc->directory, &init, true, f);
-    return e ? e : file_sync_directory(rc->directory, f);
+    if (!e) e = control_create(rc->directory, &init, sync, f);
+    return e || !sync ? e : file_sync_directory(rc->directory, f);
 }
 
 err recovery_run(const char *directory, const struct log_options *options, struct recovery_report *out, struct fault *f)

@@ -173,7 +173,7 @@ def test_stored_offsets_that_outlived_their_messages_are_set_back(metadata, monk
     monkeypatch.setattr(recovery.logs, "Log", lambda directory: held)
     recover(metadata)
     assert StoredOffsets(record.directory).all() == expected
-    assert f"b'c' had stored offset {2**64 - 1}, and messages end before {end}" in caplog.text
+    assert f": 'c' had stored offset {2**64 - 1}, and messages end before {end}" in caplog.text
 
 
 def test_stored_offsets_of_this_boot_stay_as_they_are(metadata):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A synchronous client of the streams protocol for moving data in bulk: the Spark source, tools and tests use it.
+"""A synchronous client of the streams protocol for moving data in bulk: the Spark source, tools and tests use it::
 
     with StreamsConnection.connect("localhost", 5552) as connection:
         connection.create("demo", exist_ok=True)

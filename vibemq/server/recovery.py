@@ -29,6 +29,8 @@ from vibemq.storage.transactions import STAGING
 
 #: Each waits for the disk some ten times to have written little, and those waits can be shared.
 RECOVERIES_AT_A_TIME = 16
+#: Logs that one of them takes at once, at most: with one each, handing them out costs as much as looking at them.
+LOGS_AT_ONCE = 32
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 log = logging.getLogger("vibemq.server")
@@ -88,9 +90,12 @@ def _at_a_time(
     recover: Callable[[StreamRecord], Outcome], records: list[StreamRecord]
 ) -> Iterator[tuple[StreamRecord, Outcome]]:
     """In the order of the records.  No thread is left behind: workers are forked from here."""
+    count = max(1, min(LOGS_AT_ONCE, len(records) // (4 * RECOVERIES_AT_A_TIME)))
+    taken = [records[at : at + count] for at in range(0, len(records), count)]
     with ThreadPoolExecutor(RECOVERIES_AT_A_TIME, thread_name_prefix="recovery") as pool:
         try:
-            yield from zip(records, pool.map(recover, records), strict=True)
+            for some, outcomes in zip(taken, pool.map(lambda some: [*map(recover, some)], taken), strict=True):
+                yield from zip(some, outcomes, strict=True)
         finally:
             pool.shutdown(cancel_futures=True)
 

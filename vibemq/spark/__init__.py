@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read streams with Spark: `spark.read.format("vibemq")` and `spark.readStream.format("vibemq")`.
+"""Read streams with Spark: `spark.read.format("vibemq")` and `spark.readStream.format("vibemq")`::
 
     from vibemq.spark import local_session
     spark = local_session()
@@ -26,7 +26,7 @@ def infer_schema(*, records: int = 1000, **options: Any) -> StructType:
     """The schema of the JSON objects among the first `records` messages of each stream that `options` name.
 
     `options` are those of the source. What is null or empty wherever it is seen becomes a string, and so does what has
-    several types; whole numbers among others become doubles. ConfigError where there is no JSON object.
+    several types; whole numbers among others become doubles. ConfigError where there is no JSON object::
 
         schema = infer_schema(endpoints="localhost:5552", stream="orders")
         spark.read.format("vibemq").options(valueFormat="json", valueSchema=schema.json(), ...)

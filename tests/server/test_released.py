@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data directories that released versions wrote (released/make.py), opened by the broker that is here.
+
+Unpacked they are of another boot and their files have other inodes, as after a copy to another machine.
+"""
+
+import tarfile
+from pathlib import Path
+
+import pytest
+from released.make import BOSS, SIZE_MAX_BYTES
+from running import broker
+
+import vibemq.client
+from vibemq.access.users import Authenticator, Verdict
+from vibemq.client.streams import StreamsConnection
+from vibemq.storage.metadata import Metadata
+
+RELEASED = sorted((Path(__file__).parent / "released").glob("*.tar.gz"))
+USER, PASSWORD = BOSS
+
+
+def test_released_versions_are_kept_and_small():
+    assert [path.name for path in RELEASED][:1] == ["0.1.0.tar.gz"]
+    assert all(path.stat().st_size <= SIZE_MAX_BYTES for path in RELEASED)
+
+
+@pytest.mark.parametrize("archive", RELEASED, ids=lambda path: path.name.removesuffix(".tar.gz"))
+def test_all_that_a_released_version_kept_is_there_and_goes_on(archive, tmp_path):
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    data = tmp_path / "data"
+    with broker(data) as served:
+        where = served.host, served.port
+        with StreamsConnection.connect(*where, user=USER, password=PASSWORD) as connection:
+            bodies = [body for chunk in connection.read_chunks("events", 0, 20) for _, body in chunk.messages()]
+            assert bodies == [b"event %d" % number for number in range(20)]
+            assert connection.filter_range("events", 0, 20, ["1"]) != connection.filter_range("events", 0, 20, ["0"])
+            assert connection.filter_range("events", 0, 20, ["no such value"]) == []
+            assert connection.query_offset("reader", "events") == 12
+            assert connection.query_publisher_sequence("shop", "events") == 20
+            assert connection.partitions("orders") == ["orders-0", "orders-1", "orders-2"]
+            with connection.publisher("events") as publisher:
+                publisher.publish([b"event 20"])
+            assert connection.next_offset("events") == 21
+        url = f"vibemq://{USER}:{PASSWORD}@{served.host}:{served.native_port}"
+        with vibemq.client.connect(url) as client:
+            assert (client.queue_info("jobs").messages, client.queue_info("jobs.dlq").messages) == (6, 1)
+            for queue, waiting in (("jobs", [*range(4, 10)]), ("jobs.dlq", [3])):
+                with client.consume(queue, timeout_s=60) as consumer:
+                    assert sorted(next(consumer).payload for _ in waiting) == waiting
+    metadata = Metadata(str(data / "meta.db"))
+    assert Authenticator(metadata, True).check("shop", "shop-password", True) is Verdict.OK
+    (granted,) = metadata.permissions("shop")
+    assert granted.pattern == "jobs*" and len(granted.operations) == 1
+    (policy,) = metadata.policies()
+    assert (policy.name, policy.pattern, policy.definition) == ("week", "^events$", {"max-age": "7D"})
+    metadata.close()
