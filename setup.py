@@ -6,6 +6,8 @@ sources, what is built anew when one of them changes, and the flags.
 """
 
 import os
+import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from Cython.Build import cythonize
 from Cython.Compiler import Options
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 from setuptools.modified import newer_group
 
 ROOT = Path(__file__).parent
@@ -123,13 +127,39 @@ class BuildWithCore(build_ext):
         return [*super().get_outputs(), self.core(os.path.join(self.build_lib, "vibemq"))]
 
 
+def write_commit(package: str) -> None:
+    """Which commit is shipped, for `vibemq --version`: by git; what is built from an sdist has it already."""
+    if not (ROOT / ".git").exists():
+        return
+    if shutil.which("git") is None:
+        return
+    describe = ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    # A container's root builds what another account has checked out.
+    told = subprocess.run(["git", "-c", "safe.directory=*", "-C", ROOT, *describe], capture_output=True, text=True)
+    if told.returncode == 0:
+        Path(package, "COMMIT").write_text(told.stdout, encoding="utf-8")
+
+
+class BuildWithCommit(build_py):
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            write_commit(os.path.join(self.build_lib, "vibemq"))
+
+
+class SdistWithCommit(sdist):
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        write_commit(os.path.join(base_dir, "vibemq"))
+
+
 # The Makefile builds in place, file by file as they change; pip is then only to register what is there.
 only_register = bool(os.environ.get("VIBEMQ_ONLY_REGISTER"))
 Options.emit_code_comments = False  # each line of the source with its neighbours, five times as much as the code itself
 
 setup(
     options={"build_ext": {"parallel": CPUS}},
-    cmdclass={"build_ext": BuildWithCore},
+    cmdclass={"build_ext": BuildWithCore, "build_py": BuildWithCommit, "sdist": SdistWithCommit},
     ext_modules=[]
     if only_register
     else cythonize(

@@ -31,11 +31,10 @@
 
 #include <string.h>
 
+#include "cpu.h"
+
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <immintrin.h>
-#elif defined(__aarch64__)
-#include <sys/auxv.h>
 #endif
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "blocks are loaded as little-endian words");
@@ -166,10 +165,7 @@ TARGET_128 static uint32_t pclmul_kernel(uint32_t crc, const void *data, size_t 
     return finish_128(d, p, size);
 }
 
-static bool pclmul_usable(void)
-{
-    return __builtin_cpu_supports("avx") && __builtin_cpu_supports("pclmul");
-}
+static bool pclmul_usable(void) { return cpu_has(CPU_AVX) && cpu_has(CPU_PCLMULQDQ); }
 
 INLINE_512 __m512i fold_512(__m512i a, __m512i b, __m512i k)
 {
@@ -208,20 +204,14 @@ TARGET_512 static uint32_t vpclmul_kernel(uint32_t crc, const void *data, size_t
 
 static bool vpclmul_usable(void)
 {
-    unsigned a, b, c, d;
-    /* The compiler's answers for AVX-512 include that the kernel saves its registers.
-     * VPCLMULQDQ has no name in older compilers: leaf 7, ECX bit 10. */
-    if (!pclmul_usable() || !__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512vl") ||
-        !__builtin_cpu_supports("avx512bw"))
-        return false;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c >> 10 & 1);
+    return pclmul_usable() && cpu_has(CPU_AVX512F) && cpu_has(CPU_AVX512VL) && cpu_has(CPU_AVX512BW) &&
+           cpu_has(CPU_VPCLMULQDQ);
 }
 
 /* ---- AArch64: CRC instructions ---- */
 #elif defined(__aarch64__)
 
 #define LANE_BYTES 4096 /* long enough that joining three lanes (two multiplications) is lost in it */
-#define HWCAP_CRC32_BIT (1ul << 7)
 
 /* Written as assembly: how a compiler wants to be asked for these differs between versions. */
 static inline uint32_t crc_8_bytes(uint32_t r, const uint8_t *p)
@@ -258,7 +248,7 @@ static uint32_t arm_crc_kernel(uint32_t crc, const void *data, size_t size)
     return ~r;
 }
 
-static bool arm_crc_usable(void) { return getauxval(AT_HWCAP) & HWCAP_CRC32_BIT; }
+static bool arm_crc_usable(void) { return cpu_has(CPU_ARM_CRC32); }
 
 #endif
 
@@ -282,10 +272,16 @@ const struct crc32_kernel *crc32_kernels(size_t *count)
 
 static const struct crc32_kernel *chosen = kernels;
 
+void crc32_choose(void)
+{
+    chosen = kernels;
+    while (!chosen->usable()) chosen++; /* the last one always is */
+}
+
 __attribute__((constructor)) static void crc32_begin(void)
 {
     constants_compute();
-    while (!chosen->usable()) chosen++; /* the last one always is */
+    crc32_choose();
 }
 
 uint32_t crc32_update(uint32_t crc, const void *data, size_t size) { return chosen->update(crc, data, size); }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * crc32: CRC-32 (IEEE 802.3, the polynomial of zlib), by the quickest kernel this processor has: carry-less multiply
- * (VPCLMULQDQ, PCLMULQDQ, ARM PMULL or the ARM CRC32 instructions), else slicing-by-8.  The choice is made once, when
- * the library is loaded.
+ * (VPCLMULQDQ or PCLMULQDQ, or the ARM CRC32 instructions), else slicing-by-8.  The choice is made once, when
+ * the library is loaded, among what cpu.h has.
  */
 #ifndef VIBEMQ_BASE_CRC32_H
 #define VIBEMQ_BASE_CRC32_H
@@ -20,8 +20,11 @@ const char *crc32_kernel(void);
 struct crc32_kernel {
     const char *name;
     uint32_t (*update)(uint32_t crc, const void *data, size_t size);
-    bool (*usable)(void); /* does this processor have the instructions? */
+    bool (*usable)(void); /* may the instructions be used here? */
 };
+
+/* Chooses again, for tests that have taken instruction sets away (cpu_look).  While nobody else computes. */
+void crc32_choose(void);
 
 /* The kernels compiled in, the quickest first, the portable one last: for tests and benchmarks of every kernel. */
 const struct crc32_kernel *crc32_kernels(size_t *count);

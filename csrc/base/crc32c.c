@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "cpu.h"
+
 static uint32_t update_portable(uint32_t crc, const uint8_t *at, size_t size)
 {
     static const uint32_t table[16] = {
@@ -22,7 +24,13 @@ static uint32_t update_portable(uint32_t crc, const uint8_t *at, size_t size)
 }
 
 #ifdef __x86_64__
-__attribute__((target("sse4.2"))) static uint32_t update_quick(uint32_t crc, const uint8_t *at, size_t size)
+#ifdef __clang__
+#define TARGET_CRC __attribute__((target("sse4.2,crc32"))) /* a name of its own, though it came with SSE4.2 */
+#else
+#define TARGET_CRC __attribute__((target("sse4.2")))
+#endif
+
+TARGET_CRC static uint32_t update_quick(uint32_t crc, const uint8_t *at, size_t size)
 {
     uint64_t wide = crc, word;
     for (; size >= 8; at += 8, size -= 8) {
@@ -32,7 +40,7 @@ __attribute__((target("sse4.2"))) static uint32_t update_quick(uint32_t crc, con
     return update_portable((uint32_t)wide, at, size);
 }
 
-static bool is_quick(void) { return __builtin_cpu_supports("sse4.2"); }
+static bool is_quick(void) { return cpu_has(CPU_SSE42); }
 #else
 #define update_quick update_portable
 static bool is_quick(void) { return false; }

@@ -58,6 +58,16 @@ err fault_from_errno(struct fault *f, const char *where, uint64_t position, uint
     return fault_set(f, code, sys_errno, where, position, needed, had);
 }
 
+/* The system's own words for an errno. */
+static const char *reason_of(int sys_errno, char *text, size_t size)
+{
+#ifdef __GLIBC__
+    return strerror_r(sys_errno, text, size); /* may answer with a constant string of its own */
+#else
+    return strerror_r(sys_errno, text, size) == 0 ? text : "an unknown error"; /* POSIX's form, which musl has */
+#endif
+}
+
 size_t fault_format(const struct fault *f, char *out, size_t size)
 {
     char numbers[128] = "", reason[160] = "";
@@ -69,8 +79,7 @@ size_t fault_format(const struct fault *f, char *out, size_t size)
         snprintf(numbers, sizeof numbers, ": needed %" PRIu64 ", had %" PRIu64, f->needed, f->had);
     if (f->sys_errno) {
         char text[128];
-        /* The GNU form may answer with its own constant string instead of the buffer. */
-        snprintf(reason, sizeof reason, " (%s)", strerror_r(f->sys_errno, text, sizeof text));
+        snprintf(reason, sizeof reason, " (%s)", reason_of(f->sys_errno, text, sizeof text));
     }
     int written = snprintf(out, size, "%s: %s: %s at byte %" PRIu64 "%s%s", error_name(f->code), error_text(f->code),
                            f->where[0] ? f->where : "(nowhere)", f->position, numbers, reason);

@@ -7,9 +7,11 @@ mistake of ours.  A command's module is imported when it is called: ``vibemq ser
 """
 
 import importlib
+from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from vibemq.errors import UserError, VibeMQError
 
@@ -45,11 +47,14 @@ class _Main(Group):
     lazy: ClassVar[dict[str, tuple[str, str]]] = {
         "backup": ("vibemq.cli.backup", "Copy the data directory, also while the broker runs."),
         "bench": ("vibemq.bench.cli", "Measure a broker: rates, latencies, CPU."),
+        "completion": ("vibemq.cli.shell", "Print what completes these commands in bash, zsh or fish."),
         "config": ("vibemq.cli.serve", "Print every option with its default, unit and reason, as a file for --config."),
         "consume": ("vibemq.cli.consume", "Print a queue's messages, and acknowledge them."),
         "ctl": ("vibemq.cli.ctl", "Manage a broker with the words of rabbitmqctl and rabbitmq-streams."),
         "ingest": ("vibemq.cli.spark", "Write streams into Parquet, Delta or Iceberg with Spark, each message once."),
+        "install-service": ("vibemq.cli.service", "Make a systemd service of this installation."),
         "log": ("vibemq.cli.log", "Find and look into the files of streams and queues."),
+        "man": ("vibemq.cli.shell", "Write a man page for each command."),
         "publish": ("vibemq.cli.publish", "Publish arguments, or lines, into a queue."),
         "queues": ("vibemq.cli.queues", "The queues of a broker, wherever it is."),
         "remote": ("vibemq.cli.remote", "Look into the object store: list, verify, prune."),
@@ -66,6 +71,10 @@ class _Main(Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         ctx.meta["vibemq.listing"] = True
         super().format_commands(ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        ctx.meta["vibemq.listing"] = True
+        return super().shell_complete(ctx, incomplete)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.lazy:
@@ -86,12 +95,20 @@ class _Main(Group):
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from importlib import metadata
+    import platform
 
-    try:
-        click.echo(f"vibemq {metadata.version('vibemq')}")
-    except metadata.PackageNotFoundError:
-        click.echo("vibemq (used from its source folder, not installed)")
+    from vibemq import __version__, build_facts
+
+    written = Path(__file__).parent.parent / "COMMIT"  # by setup.py, into what is shipped
+    commit = (
+        written.read_text(encoding="utf-8").strip() if written.is_file() else "not known: used from a folder of sources"
+    )
+    click.echo(f"vibemq {__version__}")
+    click.echo(f"commit: {commit}")
+    click.echo(f"Python: {platform.python_version()} ({platform.python_implementation()}, {platform.machine()})")
+    click.echo(f"compiler: {build_facts.compiler()}")
+    click.echo(f"instruction sets: {', '.join(build_facts.instruction_sets()) or 'none beyond the baseline'}")
+    click.echo(f"checksums by: {build_facts.checksums_by()}")
     ctx.exit()
 
 
@@ -102,7 +119,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     expose_value=False,
     is_eager=True,
     callback=_print_version,
-    help="Print the version and exit.",
+    help="Print the version and facts of the build, and exit.",
 )
 def main() -> None:
     """VibeMQ: a message broker for Linux, and a high-rate way into Spark."""

@@ -17,7 +17,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from vibemq.server import logs
@@ -30,6 +30,28 @@ ORPHAN_LOOK_S = 0.5
 OUR_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logging.getLogger("vibemq.server")
+
+
+def begin_as_init() -> None:
+    """Where the broker is process 1, as in a container, the kernel drops signals that nobody waits for.
+
+    So until the supervisor's loop waits for them they do what they do to any other process.
+    """
+    if os.getpid() == 1:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda told, _: os._exit(128 + told))
+
+
+def reap_strangers(ours: Container[int]) -> None:
+    """Where the broker is process 1, orphans are given to it: those that have ended must not stay as zombies."""
+    while os.getpid() == 1:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # there is none at all
+            return
+        if ended is None or ended.si_pid in ours:  # ours is about to be told by its pidfd; the next look sees the rest
+            return
+        os.waitpid(ended.si_pid, 0)
 
 
 @dataclass(slots=True, eq=False)

@@ -37,7 +37,7 @@ from vibemq.server.context import DEPOSED, Context, Run, World, seats
 from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.notify import ServiceManager
 from vibemq.server.opening import open_bucket
-from vibemq.server.processes import OUR_SIGNALS, Process
+from vibemq.server.processes import OUR_SIGNALS, Process, begin_as_init, reap_strangers
 from vibemq.server.rolling import RollingRestart
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters, shared
@@ -69,6 +69,7 @@ def serve(config: Config, *, run: Run | None = None, reload: Callable[[], Config
     ``run`` is what each worker does (the product's own unless a test says otherwise, and then there is no admin
     process); ``reload`` reads the configuration again, for SIGHUP.  Raises VibeMQError when it cannot start.
     """
+    begin_as_init()
     logs.set_process("supervisor")
     logs.setup(config.server.log_level, config.log.format)
     os.umask(0o077)  # logs and metadata are nobody else's business
@@ -394,7 +395,9 @@ class Supervisor:
             is_over = self.stop_deadline_s is not None  # which has a time of its own
             self.manager.feed(now_s, is_well=is_over or self.hangs.is_any_well(self.manager.interval_s / 2))
         if now_s >= self.memory.due:
-            self.memory.look([self.pid, *(process.pid for process in self.processes if process.alive)])
+            pids = [process.pid for process in self.processes if process.alive]
+            self.memory.look([self.pid, *pids])
+            reap_strangers(pids)
         if self.stop_deadline_s is not None:
             if not self.without_workers and not any(worker.alive for worker in self.workers):
                 self.without_workers = True
