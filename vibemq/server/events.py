@@ -125,8 +125,11 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s: login refused for user %.*r",
         "%s: login refused for user %r, %s",
         "%s: login of user %r over HTTP refused",
+        "a token was refused: %s",
         "%s: login with malformed data: %s",
     ),
+    "token_keys_missing": ("the keys for tokens cannot be had from %s: %s",),
+    "token_expired": ("%s: the token of user %r has expired, closed",),
     "login_impossible": (
         "%s: its login cannot be checked: %s",
         "%s: a login could not be checked",
