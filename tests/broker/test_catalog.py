@@ -168,10 +168,10 @@ def test_a_deletion_that_fails_half_way_tells_of_what_is_gone_and_can_be_repeate
     records = create_super(catalog)
     real = catalog.delete
 
-    def fails_for_the_last(vhost, name, **by):
+    def fails_for_the_last(vhost, name, **more):
         if name == "s-2":
             raise StorageError("ERR_IO", "input/output error")
-        return real(vhost, name)
+        return real(vhost, name, **more)
 
     with monkeypatch.context() as broken:
         broken.setattr(catalog, "delete", fails_for_the_last)

@@ -222,17 +222,15 @@ class DataDir:
     def _ask_files(self, method: str, where: str, body: Any, makes_data: bool) -> tuple[int, Any]:
         from vibemq.admin.api.answering import handle
         from vibemq.admin.api.calls import OWNER
-        from vibemq.admin.api.changes import audit
+        from vibemq.admin.api.changes import audit_files
         from vibemq.admin.api.service import Api
         from vibemq.admin.workers import Workers
-        from vibemq.broker.audit import AuditLog, Author
 
         def work(metadata: Metadata) -> tuple[int, Any]:
             api = Api(self.config, metadata, Workers([]), "rabbit@localhost", {}, 0)
             answer = handle(api, method, where, OWNER, {}, body)
             if answer.status < 300:
-                log = AuditLog(self.config.audit, self.path)
-                audit(log, Author("", "", "files"), method, where, body or {})
+                audit_files(self.config.audit, self.path, method, where, body or {})
             return answer.status, answer.body
 
         if method == "GET":

@@ -208,8 +208,8 @@ def _tell_broker(data: DataDir, told: str) -> None:
     data.timeout_s = TELL_TIMEOUT_S
     try:
         if not data.tell("POST", "/changes", body):
-            from vibemq.broker.audit import AuditLog, Author
+            from vibemq.admin.api.changes import audit_accounts
 
-            AuditLog(data.config.audit, data.path).say(Author(body["by"], "", "files"), "accounts.changed", told)
+            audit_accounts(data.config.audit, data.path, body["by"], told)
     except VibeMQError as problem:
         click.echo(f"vibemq: it is done, but the broker could not be told for its log: {problem}", err=True)

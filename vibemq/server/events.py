@@ -33,7 +33,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "raise the limit (`ulimit -Hn`, LimitNOFILE=) or lower server.connections_max",
     ),
     "service_manager_not_told": ("the service manager at %s cannot be told: %s",),
-    "process_ready": ("%s is ready, pid %d, after %.0f ms", "the management API is ready"),
+    "process_ready": ("%s is ready, pid %d, after %.0f ms", "the management API is ready%s"),
     "process_ended": ("%s, pid %d, %s",),
     "process_died": ("%s, pid %d, %s after %.1f s",),
     "process_restart_delayed": ("%s %s; it is started again in %.1f s",),
@@ -95,6 +95,11 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "memory_alarm": ("memory alarm: %d bytes are used, at most %d may be",),
     "memory_alarm_over": ("the memory alarm is over: %d bytes are used, publishers go on",),
     "publishes_refused": ("publishes are refused, the last one of %s: %s",),
+    "rates_unknown": (
+        "rates cannot be measured now: %s",
+        "rates cannot be measured, by an error of ours: %r",
+        "it was raised here",
+    ),
     "disk_space_unknown": ("free space at %s cannot be asked: %s",),
     "reserve_used": ("the disk is full: the reserve is being used, %d bytes of it are left",),
     "reserve_not_filled": (
@@ -130,6 +135,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
     ),
     "token_keys_missing": ("the keys for tokens cannot be had from %s: %s",),
     "token_expired": ("%s: the token of user %r has expired, closed",),
+    "logins_held_off": ("%s: too many logins at the management page have failed, refused for %d s",),
+    "page_login": ("%s: user %r has logged in at the management page",),
     "login_impossible": (
         "%s: its login cannot be checked: %s",
         "%s: a login could not be checked",

@@ -15,6 +15,7 @@ from vibemq.access.scopes import TokenAccess
 from vibemq.access.users import GUEST
 from vibemq.admin.api import calls
 from vibemq.admin.api.calls import Call, Caller, Refused, bad_request, chosen, not_found, text
+from vibemq.admin.api.changes import ACCOUNTS_CHANGED, FILES
 from vibemq.admin.api.service import Api, no_access
 from vibemq.broker.audit import Author
 from vibemq.errors import UserExists, UserNotFound, VhostNotFound
@@ -56,7 +57,7 @@ def log_change(api: Api, call: Call) -> None:
         raise Refused(403, "forbidden", "only `vibemq users`, beside the data, says what it has changed")
     log.info("%s, by %s", text(call, "change"), text(call, "by"))
     if api.audit is not None:
-        api.audit.say(Author(text(call, "by"), "", "files"), "accounts.changed", text(call, "change"))
+        api.audit.say(Author(text(call, "by"), "", FILES), ACCOUNTS_CHANGED, text(call, "change"))
     api.accounts_changed()
 
 

@@ -8,11 +8,14 @@ from typing import Any
 from urllib.parse import unquote
 
 from vibemq.broker.audit import AuditLog, Author
+from vibemq.config import Audit
 from vibemq.storage.limits import LEAST
 
 #: What of a request's body is shown: what it changes, and nothing that could be a secret.
 SHOWN = ("tags", "configure", "write", "read", "pattern", "definition", "priority", "apply-to", "arguments",
          "partitions", "description", "value", "users", *LEAST)  # fmt: skip
+FILES = "files"  # the door of who needs none
+ACCOUNTS_CHANGED = "accounts.changed"
 #: By what a path begins with.
 _OF = {
     "users": "user",
@@ -53,3 +56,13 @@ def audit(log: AuditLog, by: Author, method: str, path: str, body: Mapping[str, 
         return
     details = {name: body[name] for name in SHOWN if name in body}
     log.say(by, what, "/".join(parts[1:]), request=f"{method} {path}", **{"body": details})
+
+
+def audit_files(options: Audit, data_dir: str, method: str, path: str, body: Mapping[str, Any]) -> None:
+    """The same, by whoever works on the files while no broker runs."""
+    audit(AuditLog(options, data_dir), Author("", "", FILES), method, path, body)
+
+
+def audit_accounts(options: Audit, data_dir: str, by: str, told: str) -> None:
+    """Of `vibemq users`, in its words, while no broker runs."""
+    AuditLog(options, data_dir).say(Author(by, "", FILES), ACCOUNTS_CHANGED, told)
