@@ -253,6 +253,28 @@ class Guest(Struct, frozen=True, kw_only=True):
     allow_loopback: bool = True
 
 
+class OAuth(Struct, frozen=True, kw_only=True):
+    """Logins by JSON Web Tokens of an OAuth 2 provider, in a password's place."""
+
+    jwks: Annotated[str, Meta(max_length=2048)] = ""  # "": no token lets anybody in
+    jwks_ca: Annotated[str, Meta(max_length=2048)] = ""  # "": the machine's authorities
+    jwks_refresh_s: Annotated[int, Meta(ge=30, le=86_400)] = 300
+    # A provider that is away for longer might have withdrawn every key.
+    jwks_age_max_s: Annotated[int, Meta(ge=30, le=2_592_000)] = 86_400
+    issuer: Annotated[str, Meta(max_length=2048)] = ""
+    resource_server_id: Annotated[str, Meta(max_length=255)] = ""
+    scope_prefix: Annotated[str, Meta(max_length=255)] = ""  # "": resource_server_id and a dot
+    scope_aliases: Annotated[str, Meta(max_length=16_384)] = ""
+    additional_scopes_key: Annotated[str, Meta(max_length=255)] = ""
+    preferred_username_claims: Annotated[str, Meta(max_length=255)] = ""
+    # Signatures by a key pair only: by a shared secret, whoever checks a token could make one.
+    algorithms: Annotated[
+        str, Meta(max_length=255, pattern=r"^((RS|PS|ES)(256|384|512)|EdDSA)(,((RS|PS|ES)(256|384|512)|EdDSA))*$")
+    ] = "RS256,RS384,RS512,PS256,PS384,PS512,ES256,ES384,ES512,EdDSA"
+    # Between the provider's clock and ours; longer would be life that nobody has given a token.
+    leeway_s: Annotated[int, Meta(ge=0, le=300)] = 10
+
+
 class Admin(Struct, frozen=True, kw_only=True):
     """The management API over HTTP."""
 
@@ -281,6 +303,7 @@ class Config(Struct, frozen=True, kw_only=True):
     tls: Tls = Tls()
     audit: Audit = Audit()
     guest: Guest = Guest()
+    oauth: OAuth = OAuth()
     admin: Admin = Admin()
 
     @property
@@ -315,6 +338,7 @@ SECTIONS: dict[str, type[Struct]] = {
     "tls": Tls,
     "audit": Audit,
     "guest": Guest,
+    "oauth": OAuth,
     "admin": Admin,
 }
 #: section -> option -> its type with limits

@@ -2,9 +2,11 @@
 """Patterns for the names of queues: in permissions, and where a list is asked for.
 
 ``*`` stands for any run of characters, dots and the empty run included; everything else stands for itself, without
-regard to case; the whole name must match.  The literal parts are searched one after another, never by a regular
-expression: no pattern makes that slow.
+regard to case unless its maker says otherwise; the whole name must match.  The literal parts are searched one after
+another, never by a regular expression: no pattern makes that slow.
 """
+
+from collections.abc import Callable
 
 
 class Glob:
@@ -12,8 +14,9 @@ class Glob:
 
     __slots__ = ("_first", "_last", "_least", "_middle", "_only")
 
-    def __init__(self, pattern: str) -> None:
-        self._first, *rest = fold(pattern).split("*")
+    def __init__(self, pattern: str, literal: Callable[[str], str] | None = None) -> None:
+        """``literal``: what a part of the pattern between stars stands for, in place of ``fold``."""
+        self._first, *rest = map(literal or fold, pattern.split("*"))
         self._only = not rest  # no star: the name must be equal
         self._last = rest.pop() if rest else ""
         self._middle = [part for part in rest if part]

@@ -12,6 +12,9 @@ than verifiers, have none, and get challenges like users whom nobody knows.
 guest/guest is accepted from loopback only, and only while the configuration allows it and nobody has removed guest.  No
 user named guest can be made.  The first user of all is a superuser: somebody must be able to let the others do
 something.
+
+Where the configuration says so, a token may come in the password's place (access.oauth), whatever the user's name with
+it.  A token that names one of the users here, or guest, is refused: nobody is mistaken for somebody else.
 """
 
 import base64
@@ -23,14 +26,22 @@ import secrets
 import threading
 from functools import cache
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 from vibemq.access import proofs
 from vibemq.access.passwords import NO_PASSWORD, NOBODY, PASSWORD_CHARACTERS_MIN, hash_password, verified
 from vibemq.errors import ConfigError, UserError
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import UserRecord
 
+if TYPE_CHECKING:
+    from vibemq.access.oauth import TokenChecker
+    from vibemq.access.scopes import TokenAccess
+    from vibemq.config import OAuth
+
 log = logging.getLogger("vibemq.access")
+refusing = OnceAMinute(log)
 
 GUEST = "guest"
 EVERYTHING = (".*", ".*", ".*")  # patterns of who may do all with streams
@@ -43,7 +54,7 @@ _NATIVE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class Verdict(enum.Enum):
-    """The answer to a login."""
+    """The answer to a login by password; that to a good token is its TokenAccess."""
 
     OK = "ok"
     REFUSED = "refused"  # unknown user or wrong password: which of the two is nobody's business
@@ -62,20 +73,52 @@ def basic_login(header: str) -> tuple[str, str] | None:
     return (user, password) if colon else None
 
 
+class TokenRefused(Exception):
+    """Why a token is not believed, in words for the log: not of the token but of what is wrong with it."""
+
+
+def token_checker(options: "OAuth") -> "TokenChecker | None":
+    """Of the provider in the configuration; None: there is none, and nothing of it is loaded."""
+    if not options.jwks:
+        return None
+    from vibemq.access.oauth import TokenChecker
+
+    return TokenChecker(options)
+
+
+def bearer_token(header: str) -> str | None:
+    """The token of an HTTP request's Authorization; None: it has none."""
+    scheme, _, token = header.partition(" ")
+    return token.strip() or None if scheme.lower() == "bearer" else None
+
+
 class Authenticator:
     """Checks logins for one process; make it after fork.  May be used from several threads."""
 
-    def __init__(self, metadata: Metadata, guest_allowed: bool) -> None:
+    def __init__(self, metadata: Metadata, guest_allowed: bool, tokens: "TokenChecker | None" = None) -> None:
+        """``tokens`` checks those of an OAuth 2 provider; None: there is none."""
         self._metadata = metadata
         self._guest_allowed = guest_allowed
+        self._tokens = tokens
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
         # user -> (hash in the user's row when the password was right, keyed hash of that password)
         self._remembered: dict[str, tuple[str, bytes]] = {}
         self._told_of: set[str] = set()  # users without a verifier whom the log has named
 
+    @property
+    def takes_tokens(self) -> bool:
+        return self._tokens is not None
+
+    def is_token(self, password: str) -> bool:
+        """Is this a token, to be checked as one, and no password?"""
+        # A header is a JSON object, which begins like this in base64.
+        return self._tokens is not None and password.startswith("eyJ") and password.count(".") == 2
+
     def check_cached(self, user: str, password: str, loopback: bool) -> Verdict | None:
         """The verdict if it can be given within a millisecond; None: ask ``check`` on a helper thread."""
+        if self.is_token(password):
+            return None
         if self._is_guest(user):
             if not hmac.compare_digest(password.encode(errors="surrogatepass"), GUEST.encode()):
                 return Verdict.REFUSED
@@ -93,8 +136,13 @@ class Authenticator:
         # A wrong password is not remembered: each guess pays the full price in check().
         return Verdict.OK if hmac.compare_digest(digest, self._digest(user, password)) else None
 
-    def check(self, user: str, password: str, loopback: bool) -> Verdict:
-        """The verdict, by argon2; blocks for tens of milliseconds, no less for unknown users."""
+    def check(self, user: str, password: str, loopback: bool) -> "Verdict | TokenAccess":
+        """The verdict.  By argon2 it blocks for tens of milliseconds, no less for unknown users.
+
+        By a token: while keys are fetched (access.jwks).
+        """
+        if self._tokens is not None and self.is_token(password):
+            return self._check_token(self._tokens, password)
         known = self.check_cached(user, password, loopback)
         if known is not None:
             return known
@@ -107,6 +155,16 @@ class Authenticator:
                 del self._remembered[next(iter(self._remembered))]
             self._remembered[user] = (row.password_hash, self._digest(user, password))
         return Verdict.OK
+
+    def _check_token(self, tokens: "TokenChecker", token: str) -> "Verdict | TokenAccess":
+        try:
+            access = tokens.check(token)
+            if access.user.lower() == GUEST or self._find(access.user) is not None:
+                raise TokenRefused("it names a user that this broker has itself")
+        except TokenRefused as why:
+            refusing.say(str(why), "a token was refused: %s", why)
+            return Verdict.REFUSED
+        return access
 
     def challenge(self, user: str) -> proofs.Challenge:
         """What ``user`` needs for a proof, whoever that is; about a millisecond for the first guest, or much less."""

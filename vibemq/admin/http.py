@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTTP around the management API: aiohttp speaks the protocol, each request runs in a thread, here is what is between.
 
-Two doors.  Over TCP everybody says who they are, with HTTP Basic or with the cookie of the management page's login
-(admin/page/door.py), and what they may do is their tags'.  Over the Unix
+Two doors.  Over TCP everybody says who they are, with HTTP Basic, with a provider's token as Bearer, or
+with the cookie of the management page's login (admin/page/door.py), and what they may do is their tags'.  Over the Unix
 socket in the data directory nobody is asked: only the account that owns the broker's files can open it.
 """
 
@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from vibemq.access.users import GUEST, Authenticator, Verdict, basic_login
-from vibemq.admin.api.accounts import caller_of
+from vibemq.access.scopes import TokenAccess
+from vibemq.access.users import GUEST, Authenticator, Verdict, basic_login, bearer_token
+from vibemq.admin.api.accounts import caller_of, caller_with
 from vibemq.admin.api.answering import handle
 from vibemq.admin.api.calls import NOBODY, OWNER, Answer, Caller, Refused, bad_request, not_found
 from vibemq.admin.api.changes import audit, told
@@ -34,6 +35,7 @@ PREFIX = "/api"
 THREADS_MAX = 8  # requests at once; the rest waits
 HEALTH_THREADS_MAX = 2  # of their own: requests that wait for a slow object store must not make a broker look dead
 HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine
+TOKEN_THREADS_MAX = 2  # they may wait for the provider's keys
 BODY_BYTES_MAX = 16 << 20  # a definitions file of tens of thousands of streams
 SHUTDOWN_TIMEOUT_S = 1.0
 CONNECTIONS_MAX = 1024  # over TCP: a flood of them may not use up the files that `vibemq ctl` needs
@@ -63,6 +65,7 @@ class Server:
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="request")
         self._health_threads = ThreadPoolExecutor(HEALTH_THREADS_MAX, thread_name_prefix="health")
         self._hash_threads = ThreadPoolExecutor(HASH_THREADS_MAX, thread_name_prefix="hash")
+        self._token_threads = ThreadPoolExecutor(TOKEN_THREADS_MAX, thread_name_prefix="token")
         self._runners: list[web.AppRunner] = []
         self._servers: list[asyncio.Server | SecureServer] = []
         self._failed_logins = 0  # whose answers wait
@@ -86,7 +89,7 @@ class Server:
             server.close()
         for runner in self._runners:
             await runner.cleanup()
-        for threads in (self._threads, self._health_threads, self._hash_threads):
+        for threads in (self._threads, self._health_threads, self._hash_threads, self._token_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _serve(
@@ -144,7 +147,10 @@ class Server:
         page = await self._page.answer(request)
         if page is not None:
             return page
-        login = basic_login(request.headers.get("Authorization", ""))
+        given = request.headers.get("Authorization", "")
+        login = basic_login(given)
+        if login is None and (token := bearer_token(given)) is not None:
+            login = "", token
         caller = await (self._page.caller(request) if login is None else self._caller(request, *login))
         if caller is None:
             if login is not None and not await self._failed_login():
@@ -191,7 +197,11 @@ class Server:
         verdict = await self._in_thread(self._authenticator.check_cached, *login)
         if verdict is None:
             loop = asyncio.get_running_loop()
-            verdict = await loop.run_in_executor(self._hash_threads, self._authenticator.check, *login)
+            by_token = self._authenticator.is_token(password)
+            threads = self._token_threads if by_token else self._hash_threads
+            verdict = await loop.run_in_executor(threads, self._authenticator.check, *login)
+        if isinstance(verdict, TokenAccess):
+            return caller_with(verdict)
         if verdict is not Verdict.OK:
             said = "%s: login of user %.*r over HTTP refused"
             refusing.say(request.remote, said, request.remote, _USER_SHOWN_MAX, user)

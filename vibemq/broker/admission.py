@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.access.permissions import EVERYTHING, Operation
+from vibemq.access.scopes import TokenAccess
 from vibemq.access.users import GUEST, Verdict
 from vibemq.broker.audit import author
 from vibemq.broker.helping import in_helper
@@ -21,6 +22,7 @@ from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
     from vibemq.access.permissions import Access
+    from vibemq.access.rights import VhostRights
     from vibemq.broker.client import Client
     from vibemq.broker.parts import Broker
 
@@ -41,6 +43,7 @@ class Ended(enum.Enum):
 
     LOGIN_NEEDED = enum.auto()  # it came when nobody had to log in
     DELETED = enum.auto()  # its user, perhaps made anew since
+    EXPIRED = enum.auto()  # the token that let it in
 
 
 def refusal_now(broker: Broker, peer: str) -> str:
@@ -68,8 +71,9 @@ def log_closing(session: Any, kind: str, text: str, *arguments: object) -> None:
 
 
 def needs_login(broker: Broker) -> bool:
-    """Once anybody has a password, and wherever other machines can reach, everybody must say who they are."""
-    return broker.is_public or broker.accesses.has_users
+    """Once anybody has a password or may have a token, and wherever other machines can reach, everybody must say who
+    they are."""
+    return broker.is_public or broker.authenticator.takes_tokens or broker.accesses.has_users
 
 
 def user_without_login(broker: Broker, user: str | None, password: str | None, is_loopback: bool) -> str:
@@ -81,21 +85,26 @@ def user_without_login(broker: Broker, user: str | None, password: str | None, i
 
 
 def check_password(
-    session: Any, user: str, password: str, then: Callable[[Verdict | None, BaseException | None], None]
+    session: Any, user: str, password: str, then: Callable[[Verdict | TokenAccess | None, BaseException | None], None]
 ) -> None:
-    """Call ``then(verdict, problem)``, at once or when a helper thread has found out."""
+    """Call ``then(verdict, problem)``, at once or when a helper thread has found out.  A token may be the password."""
     broker, loopback = session.client.broker, session.is_loopback
     verdict = broker.authenticator.check_cached(user, password, loopback)
     if verdict is not None:
         then(verdict, None)
     else:
         work = partial(broker.authenticator.check, user, password, loopback)
-        in_helper(session, work, then, submit=broker.helpers.submit_hash)
+        by_token = broker.authenticator.is_token(password)
+        in_helper(session, work, then, submit=broker.helpers.submit_token if by_token else broker.helpers.submit_hash)
 
 
-def access_of(session: Any, user: str, verdict: Verdict) -> Access | None:
-    """What a user may do of whom this was found out.  None: it may not come in, which is in the log."""
+def access_of(session: Any, user: str, verdict: Verdict | TokenAccess) -> Access | None:
+    """What a user may do of whom this was found out.  None: it may not come in, which is in the log.
+
+    By a token it is somebody else: `TokenAccess.user`."""
     broker: Broker = session.client.broker
+    if isinstance(verdict, TokenAccess):
+        return verdict
     if verdict is Verdict.OK:
         access = EVERYTHING if user == GUEST else broker.accesses.of(user)
         if access is not None:
@@ -121,6 +130,9 @@ def leave(client: Client) -> None:
 
 def access_now(broker: Broker, user: str, access: Access) -> Access | Ended:
     """What a connection that had `access` before may do now, or why it has Ended."""
+    if isinstance(access, TokenAccess):
+        # A user of that name who was made since is somebody else, as at the login.
+        return Ended.EXPIRED if access.is_over or broker.accesses.of(user) is not None else access
     if user == GUEST:
         return access  # not a user that somebody could change
     if not user:
@@ -140,6 +152,8 @@ def check_access(client: Client) -> bool:
     if isinstance(now, Ended):
         if now is Ended.DELETED:
             logger.warning("%s: user %r was deleted, closed", owner.peer, client.user)
+        elif now is Ended.EXPIRED:
+            log_expiry(owner.peer, client.user)
         else:
             logger.warning("%s: came when nobody had to log in, closed", owner.peer)
         owner.send_off(now)
@@ -147,6 +161,20 @@ def check_access(client: Client) -> bool:
     if now is not client.access:
         client.access = now
         owner.rights_changed()
+    return True
+
+
+def log_expiry(peer: str, user: str) -> None:
+    logger.info("%s: the token of user %r has expired, closed", peer, user)
+
+
+def renew(client: Client, access: TokenAccess) -> bool:
+    """The same user brings another token, whose rights it has from now on; False: it is not the same."""
+    if not isinstance(client.access, TokenAccess) or client.user != access.user:
+        return False
+    if access.over_s > client.access.over_s:  # requests may overtake each other
+        client.access = access
+        client.owner.rights_changed()
     return True
 
 
@@ -170,8 +198,18 @@ def stream_right(broker: Broker, user: str, access: Access, right: str, stream: 
     """May the user `configure`, `write` or `read` this stream, which is no queue?"""
     if not user or access.is_superuser:
         return True
-    rights = broker.rights.of(user, DEFAULT_VHOST)
+    rights = rights_in(broker, user, access, DEFAULT_VHOST)
     return rights is not None and bool(getattr(rights, right)(stream))
+
+
+def rights_in(broker: Broker, user: str, access: Access | None, vhost: str) -> VhostRights | None:
+    """What a user may do in a virtual host; None: nothing, or there is no such user or virtual host.
+
+    `access` says whether it came by a token."""
+    if not isinstance(access, TokenAccess):
+        return broker.rights.of(user, vhost)
+    known = vhost.isprintable() and broker.queues.metadata.has_vhost(vhost)
+    return access.rights_in(vhost) if known and broker.accesses.of(user) is None else None
 
 
 def log_refusal(peer: str, user: str, right: str, queue: str, refusals: set[tuple[str, str, str]]) -> None:

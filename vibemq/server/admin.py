@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 
-from vibemq.access.users import Authenticator
+from vibemq.access.users import Authenticator, token_checker
 from vibemq.admin.api.service import Api
 from vibemq.admin.http import Server
 from vibemq.admin.page.sampler import Sampler
@@ -64,7 +64,8 @@ async def _serve(context: Context) -> None:
     api.audit = AuditLog(context.config.audit, context.data_dir)
     api.sampler = Sampler(api)
     api.sampler.start()
-    server = Server(api, Authenticator(metadata, context.config.guest.allow_loopback))
+    tokens = token_checker(context.config.oauth)
+    server = Server(api, Authenticator(metadata, context.config.guest.allow_loopback, tokens))
     certificates, doors = context.certificates, context.listeners
     await server.listen(doors.get("admin"), doors["ctl"], doors.get(f"admin{listeners.TLS}"), certificates)
     address = context.addresses.get("admin")

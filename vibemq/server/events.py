@@ -130,8 +130,11 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s: login refused for user %.*r",
         "%s: login refused for user %r, %s",
         "%s: login of user %.*r over HTTP refused",
+        "a token was refused: %s",
         "%s: login with malformed data: %s",
     ),
+    "token_keys_missing": ("the keys for tokens cannot be had from %s: %s",),
+    "token_expired": ("%s: the token of user %r has expired, closed",),
     "logins_held_off": ("%s: too many logins at the management page have failed, refused for %d s",),
     "page_login": ("%s: user %r has logged in at the management page",),
     "login_impossible": (

@@ -36,6 +36,8 @@ class Helpers:
         self.submit_read = self._pool("read", 8)
         #: What costs processor time by design: a flood of logins may take this much of the machine.
         self.submit_hash = self._pool("hash", 2)
+        #: Tokens: their keys may have to be fetched from a provider that is slow or away.
+        self.submit_token = self._pool("token", 2)
         #: Indexes of large logs, perhaps from a cold disk: plans of large reads.
         self.submit_plan = self._pool("plan", 2)
         #: Commits of transactions, which wait for each other in any case and take as long as there is to copy.

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from vibemq.broker.alarms import Conditions, MemoryWatch
 from vibemq.broker.disk import Reserve
 from vibemq.broker.limits import ROWS
-from vibemq.config import WORKERS_MAX, Config, Tls
+from vibemq.config import WORKERS_MAX, Config, OAuth, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import datadir, handover, housekeeping, listeners, logs, recovery
@@ -132,6 +132,10 @@ class Supervisor:
                 hint="set one of them to true",
             )
         self._require_bucket()
+        if self.config.oauth != OAuth():
+            from vibemq.access.oauth import check_options  # loads what checks tokens, which few brokers need
+
+            check_options(self.config.oauth)
         datadir.require_proc()
         datadir.prepare(self.data_dir)
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
@@ -198,7 +202,7 @@ class Supervisor:
         hosts = [self.config.server.host, *([self.config.admin.host] if self.config.admin.enabled else [])]
         for host in hosts:
             _, address = listeners.resolve(host)
-            if not listeners.is_loopback(address) and not metadata.users():
+            if not listeners.is_loopback(address) and not metadata.users() and not self.config.oauth.jwks:
                 raise ConfigError(
                     f"refusing to listen on {host}: other machines can reach it, "
                     "and no user with a password of its own exists",

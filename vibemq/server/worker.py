@@ -21,7 +21,7 @@ from typing import Any
 from vibemq.access.permissions import Accesses
 from vibemq.access.rights import Rights
 from vibemq.access.tokens import Tokens
-from vibemq.access.users import Authenticator
+from vibemq.access.users import Authenticator, token_checker
 from vibemq.broker.alarms import Alarm, Alarms
 from vibemq.broker.audit import AuditLog
 from vibemq.broker.catalog import Catalog
@@ -108,7 +108,7 @@ class Worker:
         self.loop = Loop(poller, board, self.queues, self.groups, helpers, timers, self._look_at_access, config.server)
         self.doors: dict[str, Any] = {}
         handovers = Handovers(self.loop, context.index, context.handovers, self.doors)
-        authenticator = Authenticator(metadata, config.guest.allow_loopback)
+        authenticator = Authenticator(metadata, config.guest.allow_loopback, token_checker(config.oauth))
         transactions = Transactions(config, streams, self.queues.adopt)
         self.upkeep = Upkeep(transactions.staged, timers, helpers.submit_commit) if context.index == 0 else None
         broker = Broker(

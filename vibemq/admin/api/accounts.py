@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from vibemq.access import tool_users
+from vibemq.access.scopes import TokenAccess
 from vibemq.access.users import GUEST
 from vibemq.admin.api import calls
 from vibemq.admin.api.calls import Call, Caller, Refused, bad_request, chosen, not_found, text
@@ -33,8 +34,17 @@ def caller_of(api: Api, name: str) -> Caller:
     if name == GUEST:
         return Caller(name, calls.ADMINISTRATOR, ("administrator",))
     user = api.metadata.find_user(name)
-    tags = () if user is None else tool_users.tags_of(user)
-    return Caller(name, max((calls.LEVELS.get(tag, calls.NOBODY) for tag in tags), default=calls.NOBODY), tags)
+    return _tagged(name, () if user is None else tool_users.tags_of(user))
+
+
+def caller_with(access: TokenAccess) -> Caller:
+    """The same of a token."""
+    return _tagged(access.user, access.tags, access)
+
+
+def _tagged(name: str, tags: tuple[str, ...], access: TokenAccess | None = None) -> Caller:
+    level = max((calls.LEVELS.get(tag, calls.NOBODY) for tag in tags), default=calls.NOBODY)
+    return Caller(name, level, tags, access)
 
 
 def whoami(api: Api, call: Call) -> Any:
@@ -66,7 +76,7 @@ def list_users_without_permissions(api: Api, call: Call) -> Any:
 
 def may_everything(api: Api, caller: Caller) -> bool:
     """Superusers, guest, and who may open the socket beside the data."""
-    return caller is calls.OWNER or _is_superuser(api, caller.name)
+    return caller is calls.OWNER or (caller.access is None and _is_superuser(api, caller.name))
 
 
 def _is_superuser(api: Api, name: str) -> bool:

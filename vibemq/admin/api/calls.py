@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from vibemq.access.scopes import TokenAccess
 from vibemq.broker.audit import Author
 
 T = TypeVar("T")
@@ -27,6 +28,7 @@ class Caller:
     name: str
     level: int
     tags: tuple[str, ...] = ()
+    access: TokenAccess | None = None  # of who comes by a token; of others what the database says of the name
 
     @property
     def author(self) -> Author:

@@ -73,6 +73,8 @@ class Api:
         """What the caller may do there with streams; None: nothing, or there is no such vhost."""
         if caller.level >= ADMINISTRATOR:
             return VhostRights(caller.name, vhost, is_superuser=True) if self.metadata.has_vhost(vhost) else None
+        if caller.access is not None:
+            return caller.access.rights_in(vhost) if self.metadata.has_vhost(vhost) else None
         with self._rights_lock:  # made for one thread
             return self._rights.of(caller.name, vhost)
 

@@ -106,6 +106,8 @@ class PageDoor:
                 raise Refused(429, "too_many_requests", "too many logins fail at this moment")
             raise Refused(401, "not_authorized", "User or password is wrong.")
         self._failures.take_back(address, begun_s)
+        if caller.access is not None:  # the cookie would outlive the token
+            raise Refused(403, "forbidden", "the page takes users' passwords; tokens are for requests of the API")
         if caller.level < MANAGEMENT:
             raise not_authorised(missing_tag(caller, MANAGEMENT))
         token = await self._in_thread(self._logins.begin, caller.name)

@@ -82,6 +82,8 @@ def say_goodbye(session: Micromsg2Session) -> None:
 def send_off(session: Micromsg2Session, why: Ended) -> None:
     if why is Ended.DELETED:
         session.write_error(ErrorCode.AUTH_FAILED, "this user was deleted")
+    elif why is Ended.EXPIRED:
+        session.write_error(ErrorCode.AUTH_FAILED, "the token has expired")
     else:
         session.write_error(ErrorCode.AUTH_REQUIRED, "a user and a password are required now")
     session.finish()

@@ -155,7 +155,7 @@ def agreement(session: Micromsg2Session, c2: Handshake) -> None:
 def judged(session: Micromsg2Session, user: str, verdict: Verdict) -> None:
     access = admission.access_of(session, user, verdict)
     if access is not None:
-        let_in(session, user, access)
+        let_in(session, access.user or user, access)
     else:
         delay_ms = session.door.config.login_failure_delay_s * 1000
         answer = partial(refuse, text=f"{ErrorCode.AUTH_FAILED}: wrong user or password")

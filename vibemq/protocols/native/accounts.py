@@ -16,6 +16,7 @@ import msgspec
 
 from vibemq.access import passwords, users
 from vibemq.access.permissions import Access, Operation, check_pattern, operation_named
+from vibemq.access.scopes import TokenAccess
 from vibemq.errors import Refused, UserError, UserExists, UserNotFound
 from vibemq.protocols.native.codec import Message, is_json
 from vibemq.protocols.native.spec import Command
@@ -61,6 +62,8 @@ def command(number: Command, *names: str, superuser: bool = True) -> Callable[[C
 
     def make(answer: Callable[..., Any]) -> Callable[..., Any]:
         def run(metadata: Metadata, acting: Access, fields: Fields = None) -> Any:
+            if isinstance(acting, TokenAccess):  # whose user is none of these, whatever it is called
+                raise Refused("NOT_AUTHORIZED", "A login by token has no account here, and manages none.")
             if superuser and not acting.is_superuser:
                 raise Refused("NOT_AUTHORIZED", f"Superuser access required. You are user '{acting.user}'.")
             values = _values(fields, names) if names else []

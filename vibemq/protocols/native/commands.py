@@ -212,7 +212,7 @@ def connect(session: NativeSession, request: Message) -> None:
 def _judged(session: NativeSession, request: Message, user: str, verdict: Verdict) -> None:
     access = admission.access_of(session, user, verdict)
     if access is not None:
-        _connected(session, request, user, access)
+        _connected(session, request, access.user or user, access)
         return
     before, session.state = session.state, "refused"
 
@@ -260,6 +260,8 @@ def _connected(session: NativeSession, request: Message, user: str, access: Acce
 def send_off(session: NativeSession, why: Ended) -> None:
     if why is Ended.DELETED:
         session.refuse_frame(FRESH_ID, ErrorCode.AUTH_FAILED, "This user was deleted.")
+    elif why is Ended.EXPIRED:
+        session.refuse_frame(FRESH_ID, ErrorCode.AUTH_FAILED, "The token has expired.")
     else:
         session.refuse_frame(FRESH_ID, ErrorCode.AUTH_REQUIRED, "Username and password are required.")
     session.finish()

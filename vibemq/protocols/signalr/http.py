@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vibemq.access.permissions import EVERYTHING
+from vibemq.access.scopes import TokenAccess
 from vibemq.access.users import Verdict, basic_login
-from vibemq.broker.admission import access_of, check_password, log_closing, needs_login, user_without_login
+from vibemq.broker.admission import access_of, check_password, log_closing, needs_login, renew, user_without_login
 from vibemq.errors import LimitExceeded, ProtocolError
 from vibemq.protocols.signalr import demo
 from vibemq.protocols.signalr.request import BINARY, JSON, NO_CACHE, TEXT, Headers, Refusal, Request, head_of, parse
@@ -175,6 +176,8 @@ def identify(session: HttpSession, request: Request) -> None:
         _let_in(session, request, user_without_login(broker, user, password, session.is_loopback), EVERYTHING)
     elif basic is not None:
         check_password(session, *basic, partial(_judged, session, request, basic[0]))
+    elif scheme == "bearer" and broker.authenticator.is_token(credentials):
+        check_password(session, "", credentials, partial(_judged, session, request, ""))
     elif scheme == "bearer" and credentials:
         named = broker.tokens.user_of(credentials, session.is_loopback)
         if named is None:
@@ -192,7 +195,7 @@ def _judged(
         logger.error("%s: a login could not be checked", session.peer, exc_info=problem)
         request.refusal = Refusal(500)
     elif (access := access_of(session, user, verdict)) is not None:
-        _let_in(session, request, user, access)
+        _let_in(session, request, access.user or user, access)
     else:
         request.refusal = Refusal(401)
         delay_ms = session.door.config.login_failure_delay_s * 1000
@@ -218,7 +221,11 @@ def _find(session: HttpSession, request: Request) -> HubConnection:
     hub = session.door.hubs.get(token)
     if hub is None:
         raise Refusal(404, UNKNOWN_ID)
-    if hub.client.user != session.client.user:
+    if isinstance(session.client.access, TokenAccess):
+        is_theirs = renew(hub.client, session.client.access)
+    else:
+        is_theirs = hub.client.user == session.client.user and not isinstance(hub.client.access, TokenAccess)
+    if not is_theirs:
         raise Refusal(403, "This connection belongs to another user.")
     return hub
 
@@ -287,6 +294,8 @@ def give_token(session: HttpSession, request: Request) -> None:
     """An access token for who has logged in by password; a token would else live for ever by renewing itself."""
     if not request.header("authorization").lower().startswith("basic ") or not session.client.user:
         raise Refusal(401)
+    if isinstance(session.client.access, TokenAccess):
+        raise Refusal(403, "Who comes by a token uses that, or a new one of its provider's.")
     lifetime_s = session.door.config.access_token_lifetime_s
     token = session.door.broker.tokens.issue(session.client.user, lifetime_s)
     reply(session, request, 200, msgspec.json.encode({"accessToken": token, "expiresIn": lifetime_s}), JSON)

@@ -48,6 +48,13 @@ cdef enum:
     HELD_BACK_BYTES_MAX = 16 << 20
     FAILED_CALL_DELAY_MS = 1000  # a peer without a handler would have a message's attempts used up at once
 
+ENDINGS = {
+    Ended.LOGIN_NEEDED: "Username and password are required.",
+    Ended.DELETED: "This user was deleted.",
+    Ended.EXPIRED: "The token has expired.",
+}
+
+
 cdef class HubConnection:
     def __init__(self, door, str token, ClientSession session not None, request, bint wants_stateful):
         """`session`: whose request asks for it."""
@@ -507,7 +514,7 @@ cdef class HubConnection:
             self.transport.hold(wants_pause)
 
     def send_off(self, why):
-        text = "This user was deleted." if why is Ended.DELETED else "Username and password are required."
+        text = ENDINGS[why]
         text = spec.closed_with_error(f"HubException: {ErrorCode.NOT_AUTHORIZED}: {text}")
         self.close(text, code=CLOSE_POLICY_VIOLATION)
 

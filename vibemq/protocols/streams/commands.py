@@ -18,7 +18,7 @@ from vibemq.broker.admission import refusal_now
 from vibemq.protocols.streams import handshake, planning, spec, streams, subscribing, tracking, transactions
 from vibemq.protocols.streams.codec import MalformedFrame, decode_request
 from vibemq.protocols.streams.endings import refuse, step_begins
-from vibemq.protocols.streams.replies import Outcome, answer, found, is_ours, need, obey, rights_changed
+from vibemq.protocols.streams.replies import Outcome, answer, found, is_ours, is_stale, need, obey, rights_changed
 from vibemq.protocols.streams.spec import REFERENCE_SIZE_MAX_BYTES, RESPONSE_BIT, Code, ExtensionKey, Key
 from vibemq.storage.apply import REFERENCE as TRANSACTIONS_REFERENCE
 
@@ -42,8 +42,7 @@ def handle(session: StreamsSession, key: int, version: int, payload: bytes) -> N
             raise MalformedFrame("command", f"{spec.COMMAND_SIZE_MAX_BYTES} bytes or fewer", str(len(payload)))
         request = decode_request(key, version, payload)
         # A secret that is renewed looks the rights up itself, and says so when they are gone.
-        is_stale = state == "open" and session.rights_generation != session.door.broker.rights.generation
-        if is_stale and key != Key.SASL_AUTHENTICATE and not rights_changed(session):
+        if state == "open" and key != Key.SASL_AUTHENTICATE and is_stale(session) and not rights_changed(session):
             return
         obey(session, key, request, command)
     except MalformedFrame as problem:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from vibemq.access.scopes import TokenAccess
 from vibemq.access.users import Verdict
 from vibemq.broker.admission import check_password, enter
 from vibemq.protocols.streams import sasl
@@ -55,9 +56,9 @@ def sasl_authenticate(session: StreamsSession, request: Any) -> None:
         _refuse(session, request, Code.SASL_MECHANISM_NOT_SUPPORTED)
         return
 
-    def done(user: str, code: Code) -> None:
+    def done(user: str, code: Code, access: TokenAccess | None = None) -> None:
         if code == Code.OK:
-            session.client.user, session.mechanism = user, request.mechanism
+            session.client.user, session.client.access, session.mechanism = user, access, request.mechanism
             config = session.door.config
             answer(session, Key.SASL_AUTHENTICATE, request, code)
             # The very next frame: one client insists on it.
@@ -71,14 +72,17 @@ def sasl_authenticate(session: StreamsSession, request: Any) -> None:
 
 
 def update_secret(session: StreamsSession, request: Any) -> None:
-    """The same user brings a new password, and may have other rights from now on."""
+    """The same user brings a new password or token, and may have other rights from now on."""
     if request.mechanism != session.mechanism:
         _refuse(session, request, Code.SASL_CANNOT_CHANGE_MECHANISM)
         return
 
-    def done(user: str, code: Code) -> None:
-        if code == Code.OK and user != session.client.user:
+    def done(user: str, code: Code, access: TokenAccess | None = None) -> None:
+        client = session.client
+        if code == Code.OK and (user != client.user or (access is None) != (client.access is None)):
             code = Code.SASL_CANNOT_CHANGE_USERNAME
+        if code == Code.OK:
+            client.access = access
         if code == Code.OK and not look_again(session):
             code = Code.VIRTUAL_HOST_ACCESS_FAILURE
         if code != Code.OK:
@@ -90,8 +94,11 @@ def update_secret(session: StreamsSession, request: Any) -> None:
     _prove(session, request, done)
 
 
-def _prove(session: StreamsSession, request: Any, done: Callable[[str, Code], None]) -> None:
-    """Call `done` with the user that the request means and whether it is that user; at once or after a helper."""
+def _prove(session: StreamsSession, request: Any, done: Callable[..., None]) -> None:
+    """Call `done` with the user that the request means and whether it is that user; at once or after a helper.
+
+    Of who comes by a token, which says itself who that is, also with what it may do.
+    """
     try:
         who = sasl.claim(session, request.mechanism, request.data)
     except sasl.Malformed as problem:
@@ -111,6 +118,8 @@ def _prove(session: StreamsSession, request: Any, done: Callable[[str, Code], No
         if error is not None:
             logger.error("%s: login could not be checked: %s", session.peer, error)
             done(who.user, Code.INTERNAL_ERROR)
+        elif isinstance(verdict, TokenAccess):
+            done(verdict.user, Code.OK, verdict)
         else:
             done(who.user, VERDICTS[verdict])
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vibemq.broker.admission import log_expiry, rights_in
 from vibemq.broker.arguments import BadArgument
 from vibemq.broker.helping import in_helper
 from vibemq.errors import (
@@ -157,10 +158,16 @@ def need(session: StreamsSession, right: str, *names: str) -> None:
 
 def look_again(session: StreamsSession) -> bool:
     """Look the rights up; False: the virtual host, or the user, is gone or the one is closed to the other."""
-    rights = session.door.broker.rights
-    session.rights = rights.of(session.client.user, session.virtual_host)
-    session.rights_generation = rights.generation
+    broker, client = session.door.broker, session.client
+    session.rights = rights_in(broker, client.user, client.access, session.virtual_host)
+    session.rights_generation = broker.rights.generation
     return session.rights is not None
+
+
+def is_stale(session: StreamsSession) -> bool:
+    """Are the rights to be looked up again: have somebody's changed, or has the token of this client expired?"""
+    access = session.client.access  # of who came by a token only
+    return session.rights_generation != session.door.broker.rights.generation or (access is not None and access.is_over)
 
 
 def rights_changed(session: StreamsSession) -> bool:
@@ -170,8 +177,11 @@ def rights_changed(session: StreamsSession) -> bool:
     if look_again(session):
         revoke(session)
         return True
-    user = session.client.user
-    logger.warning("%s: virtual host %r is closed to user %r now", session.peer, session.virtual_host, user)
+    user, access = session.client.user, session.client.access
+    if access is not None and access.is_over:
+        log_expiry(session.peer, user)
+    else:
+        logger.warning("%s: virtual host %r is closed to user %r now", session.peer, session.virtual_host, user)
     session.finish()
     return False
 
