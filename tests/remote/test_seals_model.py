@@ -121,7 +121,7 @@ class Broker:
 def bucket(store: Store, config: Remote, waits: bool) -> Bucket:
     made = Bucket.__new__(Bucket)
     made._obstore, made._store, made.url, made.keys = store, waits, config.url, None
-    made.counts, made._trailers = Counts(), {}
+    made.counts, made._trailers, made._cluster = Counts(), {}, None
     return made
 
 
