@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from running import ENVIRONMENT, broker, written
 
 import vibemq.client
 from vibemq.client.streams import StreamsConnection
+from vibemq.errors import SetupError
 from vibemq.server import backup as backups
 
 BATCH = 100
@@ -216,3 +218,23 @@ def test_no_link_is_followed(tmp_path, links):
     with pytest.raises(OSError, match="symbolic links"):
         backups.Copy(links).file(str(tmp_path / "link"), str(tmp_path / "target"), is_final=True)
     assert os.stat(tmp_path / "secret").st_nlink == 1
+
+
+def test_a_transaction_that_is_being_appended_is_waited_for_but_not_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(backups, "DECISION_S_MAX", 0.0)
+    with open(tmp_path / backups.LOCK, "w", encoding="ascii") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with (
+            pytest.raises(SetupError, match="a transaction has been appended for"),
+            backups._no_decisions(str(tmp_path)),
+        ):
+            pass
+    with backups._no_decisions(str(tmp_path)):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a backup for another account")
+def test_what_root_makes_in_the_data_directory_is_the_accounts(tmp_path):
+    os.chown(tmp_path, 12345, 12345)
+    with backups._no_decisions(str(tmp_path)):
+        assert (tmp_path / backups.LOCK).stat().st_uid == 12345

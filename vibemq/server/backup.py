@@ -28,6 +28,8 @@ from vibemq.storage.tail import Tail
 #: Marks a backup, and is written last.
 ABOUT = datadir.BACKUP
 FORMAT = 1
+#: How long a decision that is being appended is waited for.
+DECISION_S_MAX, DECISION_LOOK_S = 600.0, 0.05
 #: Of a log, in this order: what says that messages are settled must not be newer than the messages.
 BEFORE_SEGMENTS = ("ledger", ".ledger", "offsets")
 WITH_SEGMENTS = (".segment", ".index", ".tracking", ".remote")
@@ -235,13 +237,30 @@ def _ours(source: str, target: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_decisions(data_dir: str) -> Iterator[None]:
-    """No transaction is decided or appended meanwhile: sinks wait."""
-    fd = os.open(f"{data_dir}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """No transaction is decided or appended meanwhile: sinks wait.  SetupError where one takes for ever."""
+    fd = os.open(f"{data_dir}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.geteuid() == 0:  # made by root, it would be closed to the account that serves
+            owner = os.stat(data_dir)
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+        deadline_s = time.monotonic() + DECISION_S_MAX
+        while not _is_locked(fd):
+            if time.monotonic() >= deadline_s:
+                raise SetupError(
+                    f"a transaction has been appended for {DECISION_S_MAX:.0f} s, and no backup can be made meanwhile",
+                    hint="the broker's log says what it waits for",
+                )
+            time.sleep(DECISION_LOOK_S)
         yield
     finally:
         os.close(fd)
+
+
+def _is_locked(fd: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _no_link(path: str, flags: int) -> int:
