@@ -15,6 +15,7 @@ html_copy_source = False
 root_doc = "docs/index"
 include_patterns = [
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "benchmarks/README.md"),
+    "examples/monitoring/README.md",
     *("csrc/*/FORMAT.md", "vibemq/*/FORMAT.md", "vibemq/*/README.md", "vibemq/protocols/*/README.md"),
 ]
 exclude_patterns = [".venv", "build"]
