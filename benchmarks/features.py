@@ -169,7 +169,9 @@ def features(rounds: int, scale: float, warm_mb: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         made, key = certificate(folder)
-        extra = ("--set", f"tls.certificate={made}", "--set", f"tls.key={key}", "--set", "streams.tls_port=0")
+        extra = ("--set", f"tls.certificate={made}", "--set", f"tls.key={key}")
+        for door in ("streams", "native", "admin"):
+            extra += ("--set", f"{door}.tls_port=0")
         server = VibeMQ(folder / "plain", workers=2, extra=extra)
         server.start()
         try:

@@ -27,7 +27,12 @@ COMMANDS = {
     "signalr-idle": ["--connections", "20"],
     "streams": [*SMALL, "--scenario", "pubsub-100"],
 }
-ELSEWHERE = {"run", "targets", "spark"}  # test_queue_bench.py, test_compare.py, below
+ELSEWHERE = {
+    "run",
+    "targets",
+    "spark",
+    "start",
+}  # test_queue_bench.py, test_compare.py, below; 65,536 streams take long
 TIMEOUT_S = 500
 
 

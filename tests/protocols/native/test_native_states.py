@@ -22,7 +22,8 @@ class Recorder:
         self.ending, self.compression = False, None
         self.errors, self.answered = [], []
         accesses = SimpleNamespace(has_users=has_users, of=lambda user: EVERYTHING)
-        broker = SimpleNamespace(accesses=accesses, is_public=False)
+        authenticator = SimpleNamespace(takes_tokens=False)
+        broker = SimpleNamespace(accesses=accesses, authenticator=authenticator, is_public=False)
         self.door = SimpleNamespace(broker=broker)
         self.client = SimpleNamespace(user="guest" if has_users else "", access=EVERYTHING, broker=broker, owner=self)
 

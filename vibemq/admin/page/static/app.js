@@ -42,7 +42,8 @@ let who = null
 let running = null // of the load that is under way: its AbortController
 let timer = 0
 let opened = "" // the place whose heading has had the focus
-let data = null // what the view that is open was given last
+let data = null // what a view was given last
+let dataOf = "" // which one: the address may be another one by now, before anybody is told
 let seenMs = 0
 let problem = null
 
@@ -79,6 +80,7 @@ async function again() {
     const found = await view.load(here, mine.signal)
     if (mine.signal.aborted) return
     data = found
+    dataOf = here.parts.join("/")
     seenMs = Date.now()
     problem = null
   } catch (failed) {
@@ -95,6 +97,7 @@ async function again() {
 function draw() {
   const here = place()
   const view = viewOf(here)
+  const shown = dataOf === here.parts.join("/") ? data : null
   const title = view.title(here)
   document.title = `${title} · VibeMQ`
   const isAway = problem?.status === 0 || problem?.status === 503
@@ -137,8 +140,8 @@ function draw() {
       h("h1", { tabindex: "-1", id: "title" }, title),
       problem &&
         h("p", { class: "problem", role: "alert" }, isAway ? `${problem.message} Trying again.` : problem.message),
-      data && h("div", { class: "view", key: here.parts.join("/") }, view.show(data, here)),
-      !data && !problem && h("p", { class: "boot" }, "Loading"),
+      shown && h("div", { class: "view", key: here.parts.join("/") }, view.show(shown, here)),
+      !shown && !problem && h("p", { class: "boot" }, "Loading"),
     ),
   )
 }
