@@ -38,6 +38,7 @@ from vibemq.storage.walk import Walk
 #: What is read of a file at a time.
 PIECE_BYTES = 4 << 20
 RETRY_S_MIN, RETRY_S_MAX = 1.0, 60.0
+CANCEL_AGAIN_S = 0.5
 #: So often it is tried to delete a deleted stream's objects, in two minutes or more; then `vibemq remote prune` has to.
 FORGET_TRIES = 8
 FORGETS_AT_A_TIME = 8
@@ -106,9 +107,11 @@ class Tier:
             log.exception("in the object store")
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # Again and again: a request that is answered in the moment of its cancellation swallows it (asyncio.wait_for).
+        while tasks := [task for task in self._tasks if not task.done()]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
         await self.cache.close()
 
     # ---- up ----
