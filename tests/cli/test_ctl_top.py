@@ -134,7 +134,10 @@ def test_a_terminal_sees_it_renewed_until_ctrl_c(data):
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     environment = {**ENVIRONMENT, "TERM": "xterm"}
     ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    # A run in a shell's background ignores SIGINT, and whoever it starts inherits that.
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command(data, "--interval", "0.1"), **ends, env=environment, start_new_session=True)
+    signal.signal(signal.SIGINT, heard)
     os.close(theirs)
     text = b""
     try:
