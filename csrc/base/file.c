@@ -200,15 +200,18 @@ err file_sync(const char *path, struct fault *f)
     return e;
 }
 
-err file_sync_directory(const char *directory, struct fault *f)
+static err sync_by(int (*call)(int), const char *directory, struct fault *f)
 {
     int fd;
     err e = file_open(directory, O_RDONLY | O_DIRECTORY, &fd, f);
     if (e) return e;
-    e = answer(AGAIN_WHILE_INTERRUPTED(sys->fsync(fd)), directory, 0, f);
+    e = answer(AGAIN_WHILE_INTERRUPTED(call(fd)), directory, 0, f);
     file_close(&fd);
     return e;
 }
+
+err file_sync_directory(const char *directory, struct fault *f) { return sync_by(sys->fsync, directory, f); }
+err file_sync_system(const char *directory, struct fault *f) { return sync_by(sys->syncfs, directory, f); }
 
 err file_unlink(const char *path, struct fault *f)
 {

@@ -55,6 +55,8 @@ err file_punch(int fd, const char *path, uint64_t position, uint64_t size, struc
 err file_datasync(int fd, const char *path, struct fault *f);
 /* fsync of a directory: what was created, renamed or removed in it is durable. */
 err file_sync_directory(const char *directory, struct fault *f);
+/* All that lies in the file system of a directory is durable. */
+err file_sync_system(const char *directory, struct fault *f);
 /* That it is not there is no error. */
 err file_unlink(const char *path, struct fault *f);
 err file_rename(const char *source, const char *target, struct fault *f);

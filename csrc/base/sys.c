@@ -6,6 +6,8 @@
  */
 #include "sys.h"
 
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +39,7 @@ static int64_t real_now_ms(void)
 }
 
 /* The kernel writes a UUID: pairs of hexadecimal digits, with dashes between groups. */
-static int real_boot_id(uint8_t out[16])
+static int read_boot_id(uint8_t out[16])
 {
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (!file) return -1;
@@ -53,6 +55,20 @@ static int real_boot_id(uint8_t out[16])
     return 0;
 }
 
+/* Each log that is opened asks for it: it is read once, as no process outlives its boot. */
+static int real_boot_id(uint8_t out[16])
+{
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static uint8_t known[16];
+    static bool is_known;
+    pthread_mutex_lock(&mutex);
+    is_known = is_known || read_boot_id(known) == 0;
+    memcpy(out, known, sizeof known);
+    int result = is_known ? 0 : -1;
+    pthread_mutex_unlock(&mutex);
+    return result;
+}
+
 const struct sys sys_real = {
     .open = real_open,
     .close = close,
@@ -62,6 +78,7 @@ const struct sys sys_real = {
     .pwritev = pwritev,
     .fdatasync = fdatasync,
     .fsync = fsync,
+    .syncfs = syncfs,
     .ftruncate = ftruncate,
     .fallocate = fallocate,
     .fstat = real_fstat,

@@ -26,6 +26,7 @@ struct sys {
     ssize_t (*pwritev)(int fd, const struct iovec *iov, int count, off_t position);
     int (*fdatasync)(int fd);
     int (*fsync)(int fd);
+    int (*syncfs)(int fd);
     int (*ftruncate)(int fd, off_t size);
     int (*fallocate)(int fd, int mode, off_t position, off_t size);
     int (*fstat)(int fd, struct stat *out);

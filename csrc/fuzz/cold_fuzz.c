@@ -87,7 +87,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct fault f;
     struct log *l;
     struct log_stats stats;
-    err e = recovery_run(directory, &(struct log_options){0}, &report, &f);
+    err e = recovery_run(directory, &(struct log_options){0}, NULL, &report, &f);
     CHECK(e == OK || e == ERR_VERSION);
     if (e == OK) {
         put(COLD_SUFFIX, header, sizeof header, 0);

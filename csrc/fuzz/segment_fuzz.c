@@ -135,7 +135,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct log_appended a;
     struct log_stats before, after;
     static const uint8_t entry[] = {0, 0, 0, 1, 'x'};
-    CHECK(recovery_run(directory, &(struct log_options){0}, &report, &f) == OK && report.ran);
+    CHECK(recovery_run(directory, &(struct log_options){0}, NULL, &report, &f) == OK && report.ran);
     CHECK(log_open(directory, &l, &f) == OK);
     CHECK(log_stats(l, &before, &f) == OK);
     uint64_t messages = read_all(l);

@@ -112,12 +112,11 @@ void control_limits_set(struct control *c, const struct log_options *limits)
     atomic_store_explicit(&c->chunk_messages_max, limits->chunk_messages_max, memory_order_relaxed);
 }
 
-static err control_fill(struct control *c, const struct control_init *init, uint64_t inode, const char *path,
-                        struct fault *f)
+/* All but what makes it one of this boot. */
+static void control_fill(struct control *c, const struct control_init *init, uint64_t inode)
 {
     c->magic = CONTROL_MAGIC;
     c->version = CONTROL_VERSION;
-    if (sys->boot_id(c->boot_id) < 0) return fault_from_errno(f, "boot id", 0, 0, 0);
     c->inode = inode;
     atomic_init(&c->state, CONTROL_LIVE);
     c->durability = init->options.durability;
@@ -125,11 +124,46 @@ static err control_fill(struct control *c, const struct control_init *init, uint
     c->epoch = init->epoch;
     control_limits_set(c, &init->options);
     atomic_init(&c->first_offset, init->first_offset);
-    if (mutex_init(&c->mutex) < 0 || mutex_init(&c->durable_mutex) < 0)
-        return fault_set(f, ERR_LOCK, 0, path, 0, 0, 0);
     control_durable_set(c, &init->durable);
     control_commit(c, &init->commit);
+}
+
+/* From now on the page is this boot's: whoever is killed before has left one that recovery makes anew. */
+static err control_begin(struct control *c, const char *path, struct fault *f)
+{
+    uint8_t boot_id[sizeof c->boot_id];
+    if (mutex_init(&c->mutex) < 0 || mutex_init(&c->durable_mutex) < 0)
+        return fault_set(f, ERR_LOCK, 0, path, 0, 0, 0);
+    if (sys->boot_id(boot_id) < 0) return fault_from_errno(f, "boot id", 0, 0, 0);
+    atomic_signal_fence(memory_order_release);
+    memcpy(c->boot_id, boot_id, sizeof boot_id);
     return OK;
+}
+
+err control_renew(const char *directory, const struct control_init *init, struct fault *f)
+{
+    struct file_path path = file_path_name(directory, control_name);
+    _Alignas(struct control) uint8_t filled[CONTROL_BYTES] = {0};
+    struct stat st;
+    void *page;
+    int fd;
+    err e = file_open(path.text, O_RDWR | O_NOFOLLOW, &fd, f);
+    if (e == ERR_NOT_FOUND) return control_create(directory, init, false, f);
+    if (e) return e;
+    e = file_stat(fd, path.text, &st, f);
+    if (!e && st.st_size != CONTROL_BYTES) {
+        file_close(&fd);
+        return control_create(directory, init, false, f);
+    }
+    control_fill((struct control *)filled, init, (uint64_t)st.st_ino);
+    if (!e) e = file_write(fd, path.text, filled, sizeof filled, 0, f); /* on a full disk no store finds a hole */
+    if (!e) e = file_map(fd, path.text, CONTROL_BYTES, true, &page, f);
+    if (!e) {
+        e = control_begin(page, path.text, f);
+        sys->munmap(page, CONTROL_BYTES);
+    }
+    file_close(&fd);
+    return e;
 }
 
 err control_create(const char *directory, const struct control_init *init, bool sync, struct fault *f)
@@ -146,7 +180,8 @@ err control_create(const char *directory, const struct control_init *init, bool 
     if (!e) e = file_stat(fd, temporary.text, &st, f);
     if (!e) e = file_map(fd, temporary.text, CONTROL_BYTES, true, &page, f);
     if (!e) {
-        e = control_fill(page, init, (uint64_t)st.st_ino, temporary.text, f);
+        control_fill(page, init, (uint64_t)st.st_ino);
+        e = control_begin(page, temporary.text, f);
         sys->munmap(page, CONTROL_BYTES);
     }
     return file_put(e, &fd, temporary.text, path.text, sync, f);

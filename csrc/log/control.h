@@ -109,6 +109,9 @@ struct control_init {
 
 /* Write a control block as "control.tmp" and rename it, so it is whole or not there. */
 err control_create(const char *directory, const struct control_init *init, bool sync, struct fault *f);
+/* The same into the page of another boot that is there, whose block needs no journal and no flush of the device: for a
+ * log of which a power cut may take back what nobody has synced.  Only while no other process has the log open. */
+err control_renew(const char *directory, const struct control_init *init, struct fault *f);
 
 /* Map a directory's control block; without `write` any store to it is a fault.  ERR_STALE: missing, damaged or of another boot.
  * ERR_VERSION, ERR_DELETED, ERR_NOT_FOUND (no such directory), ERR_IO, ERR_NO_MEMORY. */

@@ -8,9 +8,9 @@
  * 2. Walk the segments from there on; cut at the first chunk that is wrong and put
  *    what lies behind into quarantine.  Older segments are only given an index if theirs is not whole;
  *    one that was closed because its sync failed is looked at from that place on.
- * 3. Sync what was kept, so that a second power cut finds it too.  Files that hold already what is to be in them stay.
+ * 3. Sync what was kept, so that a second power cut finds it too: all logs at once, before the first is walked.  Files that hold already what is to be in them stay.
  * 4. Build the deduplication table, and last of all the control block.  Until that
- *    is renamed into place everything above can be done again.
+ *    is of this boot everything above can be done again.
  *
  * A walk of a segment has two parts.  Up to `verify_from` the bytes are known to be durable: damage
  * there is stepped over and costs nothing behind it.  From there on nothing was
@@ -251,6 +251,7 @@ err recovery_keep(struct recovery *rc, const struct walk *w, struct fault *f)
     struct file_path path, kept;
     int fd;
     uint64_t size = w->scan.limit;
+    if (rc->synced && size <= w->position) return store_index(rc, w, f);
     err e = file_open_numbered(&path, rc->directory, w->segment, SEGMENT_SUFFIX, O_RDWR, &fd, f);
     if (e) return e;
     if (size > w->position) {
@@ -433,6 +434,20 @@ static err begin_anew_if_lost(struct recovery *rc, uint64_t first_seen, struct f
     return e;
 }
 
+/* Of a table without a reference, as most are, only the hashes say anything: a free slot may hold what it did. */
+static bool table_is(const char *path, const struct tracking *t)
+{
+    uint8_t head[offsetof(struct tracking, sequence)];
+    struct stat st;
+    size_t got;
+    bool empty = true;
+    for (unsigned i = 0; i < TRACKING_SLOTS && empty; i++) empty = t->hash[i] == 0;
+    if (!empty) return file_is(path, t, sizeof *t);
+    return file_stat_of(path, &st, NULL) == OK && st.st_size == sizeof *t &&
+           file_read_head(path, head, sizeof head, &got, NULL) == OK && got == sizeof head &&
+           memcmp(head, t, sizeof head) == 0;
+}
+
 static err rebuild_table(struct recovery *rc, struct fault *f)
 {
     struct tracking *t = calloc(1, sizeof *t);
@@ -456,7 +471,7 @@ static err rebuild_table(struct recovery *rc, struct fault *f)
     }
     /* Never synced: whatever a power cut leaves of it, the next recovery builds it again. */
     struct file_path path = file_path_name(rc->directory, "tracking");
-    if (!e && !file_is(path.text, t, sizeof *t)) e = tracking_store(t, rc->directory, false, f);
+    if (!e && !table_is(path.text, t)) e = tracking_store(t, rc->directory, false, f);
     free(t);
     return e;
 }
@@ -484,6 +499,24 @@ static err sweep_one(void *context, const char *directory, const char *name, str
 }
 
 /* ---- the procedure ---- */
+
+void recovery_once_init(struct recovery_once *once)
+{
+    *once = (struct recovery_once){.state = RECOVERY_UNSYNCED};
+    pthread_mutex_init(&once->mutex, NULL);
+}
+
+/* What is read after this is what a power cut leaves as well. */
+static bool found_is_synced(struct recovery_once *once, const char *directory)
+{
+    if (!once) return false;
+    pthread_mutex_lock(&once->mutex);
+    if (once->state == RECOVERY_UNSYNCED)
+        once->state = file_sync_system(directory, NULL) == OK ? RECOVERY_SYNCED : RECOVERY_EACH_SYNCS;
+    bool synced = once->state == RECOVERY_SYNCED;
+    pthread_mutex_unlock(&once->mutex);
+    return synced;
+}
 
 static err recover(struct recovery *rc, const struct log_options *options, struct fault *f)
 {
@@ -514,11 +547,12 @@ static err recover(struct recovery *rc, const struct log_options *options, struc
     init.durable = (struct durable){rc->commit.segment, rc->commit.position, rc->commit.next_offset};
     init.epoch = rc->epoch + 1;
     e = quarantine_trim(rc->directory, rc->old.epoch, f);
-    if (!e) e = control_create(rc->directory, &init, sync, f);
+    if (!e) e = sync ? control_create(rc->directory, &init, true, f) : control_renew(rc->directory, &init, f);
     return e || !sync ? e : file_sync_directory(rc->directory, f);
 }
 
-err recovery_run(const char *directory, const struct log_options *options, struct recovery_report *out, struct fault *f)
+err recovery_run(const char *directory, const struct log_options *options, struct recovery_once *once,
+                 struct recovery_report *out, struct fault *f)
 {
     *out = (struct recovery_report){0};
     struct log *l;
@@ -533,7 +567,7 @@ err recovery_run(const char *directory, const struct log_options *options, struc
     if (e != ERR_STALE) return e;
 
     out->ran = true;
-    struct recovery rc = {.directory = directory, .report = out};
+    struct recovery rc = {.directory = directory, .report = out, .synced = found_is_synced(once, directory)};
     rc.commit = (struct commit){.batch_position = SEGMENT_HEADER_BYTES, .position = SEGMENT_HEADER_BYTES,
                                 .last_chunk = UINT64_MAX, .timestamp_ms = INT64_MIN};
     rc.commit.segment = UINT64_MAX; /* none yet */

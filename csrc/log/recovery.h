@@ -25,6 +25,7 @@ struct recovery {
     uint32_t epoch;           /* highest seen */
     struct piece *pieces;     /* what lies before the list, rising; none where no segment is stored */
     uint32_t piece_count;
+    bool synced;              /* what was found is durable */
     bool changed;             /* a file that a power cut must not undo was written anew */
     uint64_t stored_to;       /* all before it is in the store, or once was; 0: there are no stubs */
 };

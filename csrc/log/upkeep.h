@@ -39,10 +39,16 @@ struct recovery_report {
     struct recovery_cut cuts[RECOVERY_CUTS_MAX];
 };
 
-/* Only while no other process has the log open.  `options` are those of the new control block; where there is
+/* What the recoveries of one start share, in any number of threads: the first of them that runs syncs their file system,
+ * and none has to sync what it finds there for itself (a flush of the device for each).  Where that fails each does. */
+struct recovery_once { pthread_mutex_t mutex; enum { RECOVERY_UNSYNCED, RECOVERY_SYNCED, RECOVERY_EACH_SYNCS } state; };
+void recovery_once_init(struct recovery_once *once);
+
+/* Only while no other process has the log open; `once` may be NULL.  `options` are those of the new control block; where there is
  * nothing to recover, their limits are set (log_set_limits).
  * ERR_VERSION: nothing was written.  After any other error it can be run again; what there was no room to keep is not cut. */
-err recovery_run(const char *directory, const struct log_options *options, struct recovery_report *out, struct fault *f);
+err recovery_run(const char *directory, const struct log_options *options, struct recovery_once *once,
+                 struct recovery_report *out, struct fault *f);
 
 /* ---- retention: drop whole old segments by size and age; never the active one ----
  *

@@ -185,10 +185,10 @@ TEST(whichever_call_of_a_recovery_fails_it_can_be_run_again)
         EXPECT_EQ(0, unlink(control));
         EXPECT_ERR(ERR_STALE, log_open(path, &l, &f));
         fail_at(call, FAIL_ENOSPC);
-        err e = recovery_run(path, &options, &report, &f);
+        err e = recovery_run(path, &options, NULL, &report, &f);
         more = plan.failed;
         sys = &sys_real;
-        if (e) EXPECT_OK(recovery_run(path, &options, &report, &f));
+        if (e) EXPECT_OK(recovery_run(path, &options, NULL, &report, &f));
         REQUIRE_OK(log_open(path, &l, &f));
         struct help_walk w = {.message = check_offset};
         help_walk_log(&w, l);
@@ -280,7 +280,7 @@ TEST(publishing_ids_outlive_rolls_reopening_and_recovery)
         log_close(l);
         snprintf(file, sizeof file, "%s/%s", path, lost == 1 ? "tracking" : "control");
         EXPECT_EQ(0, unlink(file));
-        EXPECT_OK(recovery_run(path, &options, &report, NULL));
+        EXPECT_OK(recovery_run(path, &options, NULL, &report, NULL));
         EXPECT(report.ran && report.cut_count == 0);
     }
     batch_free(&b);
@@ -313,10 +313,10 @@ TEST(a_recovery_that_could_not_open_a_file_has_forgotten_no_id)
         fail_at(call, FAIL_EIO);
         faulty = sys_real;
         faulty.open = open_without_descriptors;
-        err e = recovery_run(path, &options, &report, &f);
+        err e = recovery_run(path, &options, NULL, &report, &f);
         more = plan.failed;
         sys = &sys_real;
-        if (e) EXPECT_OK(recovery_run(path, &options, &report, &f));
+        if (e) EXPECT_OK(recovery_run(path, &options, NULL, &report, &f));
         REQUIRE_OK(log_open(path, &l, &f));
         EXPECT_EQ(6, sequence_of(l, "p"));
         log_close(l);
@@ -385,7 +385,7 @@ TEST(a_deleted_log_refuses_appends_and_opens)
     log_mark_deleted(l);
     EXPECT_ERR(ERR_DELETED, help_fill(l, &b, 1, 10, NULL));
     EXPECT_ERR(ERR_DELETED, log_open(path, &other, NULL));
-    EXPECT_ERR(ERR_DELETED, recovery_run(path, &(struct log_options){0}, &report, NULL));
+    EXPECT_ERR(ERR_DELETED, recovery_run(path, &(struct log_options){0}, NULL, &report, NULL));
     EXPECT_OK(log_remove(path, NULL));
     EXPECT_ERR(ERR_NOT_FOUND, log_open(path, &other, NULL));
     EXPECT_OK(log_create(path, &(struct log_options){0}, NULL));

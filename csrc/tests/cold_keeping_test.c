@@ -164,7 +164,7 @@ static struct log *recovered(void)
         EXPECT_EQ(16, pwrite(fd, "another boot....", 16, 8));
         close(fd);
     }
-    if (!EXPECT_OK(recovery_run(cold_world.log, &(struct log_options){.segment_bytes_max = 4096}, &report, &f))) help_fault(&f);
+    if (!EXPECT_OK(recovery_run(cold_world.log, &(struct log_options){.segment_bytes_max = 4096}, NULL, &report, &f))) help_fault(&f);
     EXPECT(report.ran);
     if (!EXPECT_OK(log_open(cold_world.log, &l, &f))) help_fault(&f);
     return l;
@@ -433,6 +433,6 @@ TEST(a_stub_or_blocks_of_another_version_refuse_the_log_and_nothing_is_written)
         file_header_seal(data, 64, of_stub ? STUB_MAGIC : COLD_MAGIC, 2);
         EXPECT_EQ(64, pwrite(fd, data, 64, 0));
         close(fd);
-        EXPECT_ERR(ERR_VERSION, recovery_run(cold_world.log, &(struct log_options){0}, &report, &f));
+        EXPECT_ERR(ERR_VERSION, recovery_run(cold_world.log, &(struct log_options){0}, NULL, &report, &f));
     }
 }

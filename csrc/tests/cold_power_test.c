@@ -92,7 +92,7 @@ static void one_round(int number)
     log_close(l);
     watch(20 + (int64_t)test_random_below(600));
     /* Made by another boot than the cut's: now is the first time that it counts. */
-    EXPECT_OK(recovery_run(cold_world.log, &options, &report, &f));
+    EXPECT_OK(recovery_run(cold_world.log, &options, NULL, &report, &f));
     if (!EXPECT_OK(log_open(cold_world.log, &l, &f))) return;
     batch_init(&b, NULL);
     while (!cut_disk.cut) {
@@ -111,13 +111,13 @@ static void one_round(int number)
     start_again(0);
     if (number % 3 == 0) {
         watch((int64_t)test_random_below(60));
-        if (!EXPECT_OK(recovery_run(cold_world.log, &options, &report, &f))) help_fault(&f);
+        if (!EXPECT_OK(recovery_run(cold_world.log, &options, NULL, &report, &f))) help_fault(&f);
         if (!cut_disk.cut) cut_now();
         start_again(1);
     }
     cut_sys = sys_real;
     cut_sys.boot_id = cut_boot_id;
-    if (!EXPECT_OK(recovery_run(cold_world.log, &options, &report, &f))) help_fault(&f);
+    if (!EXPECT_OK(recovery_run(cold_world.log, &options, NULL, &report, &f))) help_fault(&f);
     if (!EXPECT_OK(log_open(cold_world.log, &l, &f))) return;
     cold_start();
     struct help_walk w = {.message = check_message, .context = &expected};

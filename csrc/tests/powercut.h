@@ -308,6 +308,17 @@ static int cut_fsync(int fd)
     return 0;
 }
 
+static int cut_syncfs(int fd)
+{
+    cut_tick();
+    (void)fd; /* there is one directory */
+    for (int i = 0; i < cut_disk.file_count; i++) cut_sync(&cut_disk.files[i]);
+    memcpy(cut_disk.synced, cut_disk.now, sizeof cut_disk.synced);
+    cut_disk.synced_count = cut_disk.now_count;
+    cut_disk.change_count = 0;
+    return 0;
+}
+
 static int cut_rename(const char *source, const char *target)
 {
     cut_tick();
@@ -361,6 +372,7 @@ TEST_UNUSED static void cut_watch(const char *directory, const char *result, int
     cut_sys.ftruncate = cut_ftruncate;
     cut_sys.fdatasync = cut_fdatasync;
     cut_sys.fsync = cut_fsync;
+    cut_sys.syncfs = cut_syncfs;
     cut_sys.rename = cut_rename;
     cut_sys.unlink = cut_unlink;
     cut_sys.boot_id = cut_boot_id;

@@ -102,7 +102,7 @@ TEST(a_torn_tail_is_copied_before_it_is_cut_and_each_one_has_a_file_of_its_own)
     uint64_t good;
     make_torn(path, &good, tail, sizeof tail);
     for (unsigned turn = 1; turn <= 3; turn++) {
-        REQUIRE_OK(recovery_run(path, &options, &report, NULL));
+        REQUIRE_OK(recovery_run(path, &options, NULL, &report, NULL));
         EXPECT_EQ(1, report.cut_count);
         EXPECT_EQ(good, report.cuts[0].position);
         EXPECT_EQ(sizeof tail, report.cut_bytes);
@@ -132,12 +132,12 @@ TEST(a_disk_too_full_to_keep_the_tail_refuses_the_log_and_loses_nothing)
     uint64_t good;
     make_torn(path, &good, tail, sizeof tail);
     table.pwrite = full_pwrite;
-    EXPECT_ERR(ERR_DISK_FULL, recovery_run(path, &options, &report, NULL));
+    EXPECT_ERR(ERR_DISK_FULL, recovery_run(path, &options, NULL, &report, NULL));
     EXPECT_EQ(good + sizeof tail, size_of(path, "00000000000000000000.segment"));
     EXPECT_EQ(0, files_with(path, ".tmp"));
     EXPECT_ERR(ERR_STALE, log_open(path, &l, NULL));
     table.pwrite = sys_real.pwrite; /* room was made */
-    EXPECT_OK(recovery_run(path, &options, &report, NULL));
+    EXPECT_OK(recovery_run(path, &options, NULL, &report, NULL));
     EXPECT_EQ(sizeof tail, load(report.cuts[0].kept, kept, sizeof kept));
     EXPECT(memcmp(tail, kept, sizeof tail) == 0);
     sys = &sys_real;
@@ -180,7 +180,7 @@ TEST(an_index_that_says_nothing_we_know_is_kept_and_one_that_is_zeros_is_not)
         int fd = open(file.text, O_RDWR);
         EXPECT_EQ(sizeof head, pwrite(fd, head, sizeof head, 0));
         close(fd);
-        EXPECT_OK(recovery_run(path, &options, &report, NULL));
+        EXPECT_OK(recovery_run(path, &options, NULL, &report, NULL));
         EXPECT_EQ(zeros ? 0 : 1, report.cut_count);
         EXPECT_EQ(zeros ? 0 : 1, files_with(path, ".index."));
         sys = &sys_real;

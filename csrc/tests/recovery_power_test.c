@@ -171,12 +171,18 @@ static void adopt_all(const char *directory)
     closedir(d);
 }
 
+static err recover(const char *directory, struct recovery_report *report, struct fault *f)
+{
+    struct recovery_once once;
+    recovery_once_init(&once);
+    return recovery_run(directory, &options, test_random_below(2) ? &once : NULL, report, f);
+}
+
 /* The log in `directory` after recovery: holds the promised, says the truth. */
 static void check_log(const char *directory, struct world *w, struct recovery_report *report)
 {
     struct fault f = {0};
-    if (!EXPECT_OK(recovery_run(directory, &options,
-                                report, &f))) {
+    if (!EXPECT_OK(recover(directory, report, &f))) {
         help_fault(&f);
         return;
     }
@@ -242,8 +248,7 @@ static void one_round(const char *base, unsigned round)
         cut_watch(paths[1], paths[2], -1);
         adopt_all(paths[1]);
         cut_disk.calls_left = (int64_t)test_random_below(200);
-        EXPECT_OK(recovery_run(paths[1], &options,
-                               &report, &f));
+        EXPECT_OK(recover(paths[1], &report, &f));
         if (cut_disk.cut) left = paths[2];
         cut_boot++;
     }

@@ -172,7 +172,7 @@ static void expect_same(const void *bytes, size_t size, const char *file)
     close(fd);
 }
 
-static err recover(struct recovery_report *report)
+static err recover_with(struct recovery_once *once, struct recovery_report *report)
 {
     struct fault f = {0};
     char control[600];
@@ -183,9 +183,104 @@ static err recover(struct recovery_report *report)
     EXPECT_EQ(16, pwrite(fd, "another boot....", 16, 8)); /* boot_id follows magic and version */
     close(fd);
     EXPECT_ERR(ERR_STALE, log_open(path, &l, &f));
-    err e = recovery_run(path, &options, report, &f);
+    err e = recovery_run(path, &options, once, report, &f);
     if (e) help_fault(&f);
     return e ? e : log_open(path, &l, &f);
+}
+
+static err recover(struct recovery_report *report) { return recover_with(NULL, report); }
+
+static struct sys counting;
+static int syncs_of_all, syncs_of_files;
+
+static int counting_syncfs(int fd)
+{
+    (void)fd;
+    syncs_of_all++;
+    return 0;
+}
+
+static int counting_fdatasync(int fd)
+{
+    (void)fd;
+    syncs_of_files++;
+    return 0;
+}
+
+static int failing_syncfs(int fd)
+{
+    counting_syncfs(fd);
+    errno = EIO;
+    return -1;
+}
+
+/* Two logs after another boot, the second of which is cut; `once` is what both share. */
+static void recover_two(int (*syncfs)(int fd), struct recovery_once *once)
+{
+    struct recovery_report report;
+    counting = sys_real;
+    counting.syncfs = syncfs;
+    counting.fdatasync = counting_fdatasync;
+    syncs_of_all = syncs_of_files = 0;
+    sys = &counting;
+    for (int cut = 0; cut < 2; cut++) {
+        sys = &sys_real;
+        make_log();
+        const struct place *last = &places[place_count - 1];
+        if (cut) flip(last->segment, SEGMENT_SUFFIX, last->position + last->bytes - 1, 0);
+        sys = &counting;
+        int before = syncs_of_files;
+        REQUIRE_OK(recover_with(once, &report));
+        EXPECT(report.ran);
+        EXPECT_EQ(cut, report.cut_count);
+        EXPECT_EQ(cut || !once || once->state != RECOVERY_SYNCED, syncs_of_files > before);
+        log_close(l);
+        l = NULL;
+    }
+    sys = &sys_real;
+}
+
+TEST(logs_that_share_a_sync_leave_only_what_they_cut_to_sync)
+{
+    struct recovery_once once;
+    recovery_once_init(&once);
+    recover_two(counting_syncfs, &once);
+    EXPECT_EQ(1, syncs_of_all);
+}
+
+TEST(where_the_shared_sync_fails_each_log_syncs_its_own)
+{
+    struct recovery_once once;
+    recovery_once_init(&once);
+    recover_two(failing_syncfs, &once);
+    EXPECT_EQ(1, syncs_of_all);
+    EXPECT_EQ(RECOVERY_EACH_SYNCS, once.state);
+    recover_two(counting_syncfs, NULL);
+    EXPECT_EQ(0, syncs_of_all);
+}
+
+TEST(a_log_of_another_boot_keeps_its_control_page_whose_inode_it_names)
+{
+    struct recovery_report report;
+    struct stat before, after;
+    char control[600];
+    make_log();
+    snprintf(control, sizeof control, "%s/control", path);
+    EXPECT_EQ(0, stat(control, &before));
+    REQUIRE_OK(recover(&report));
+    EXPECT(report.ran && report.cut_count == 0);
+    EXPECT_EQ(0, stat(control, &after));
+    EXPECT_EQ(before.st_ino, after.st_ino);
+    expect_lost(UINT32_MAX);
+    log_close(l);
+    EXPECT_EQ(0, truncate(control, 100)); /* a page that is not whole is made anew */
+    EXPECT_OK(recovery_run(path, &options, NULL, &report, NULL));
+    EXPECT_EQ(0, stat(control, &after));
+    EXPECT_EQ(CONTROL_BYTES, after.st_size);
+    EXPECT(report.ran);
+    REQUIRE_OK(log_open(path, &l, NULL));
+    expect_lost(UINT32_MAX);
+    log_close(l);
 }
 
 TEST(damage_in_what_was_durable_is_kept_by_recovery_and_costs_one_chunk)
@@ -245,10 +340,10 @@ TEST(in_the_same_boot_there_is_nothing_to_do)
 {
     struct recovery_report report;
     make_log();
-    EXPECT_OK(recovery_run(path, &options, &report, NULL));
+    EXPECT_OK(recovery_run(path, &options, NULL, &report, NULL));
     EXPECT(!report.ran);
     log_close(l);
-    EXPECT_ERR(ERR_NOT_FOUND, recovery_run("/nowhere/at/all", &options, &report, NULL));
+    EXPECT_ERR(ERR_NOT_FOUND, recovery_run("/nowhere/at/all", &options, NULL, &report, NULL));
 }
 
 TEST(a_copied_directory_is_stale_and_recovers)
@@ -261,7 +356,7 @@ TEST(a_copied_directory_is_stale_and_recovers)
     EXPECT_EQ(0, system(command));
     log_close(l);
     EXPECT_ERR(ERR_STALE, log_open(copy, &l, NULL));
-    EXPECT_OK(recovery_run(copy, &options, &report, NULL));
+    EXPECT_OK(recovery_run(copy, &options, NULL, &report, NULL));
     EXPECT(report.ran && report.cut_count == 0);
     REQUIRE_OK(log_open(copy, &l, NULL));
     expect_lost(UINT32_MAX);
@@ -283,7 +378,7 @@ TEST(an_empty_directory_and_one_with_noise_become_an_empty_log)
             EXPECT_EQ(1000, write(fd, bytes, sizeof bytes));
             close(fd);
         }
-        EXPECT_OK(recovery_run(directory, &options, &report, NULL));
+        EXPECT_OK(recovery_run(directory, &options, NULL, &report, NULL));
         EXPECT_EQ(noise, report.cut_count);
         EXPECT_EQ(noise ? 1000 : 0, report.cut_bytes); /* each byte counted once */
         EXPECT_EQ(report.cut_bytes, cut_bytes_kept(&report));

@@ -132,7 +132,7 @@ TEST(one_file_of_another_version_refuses_recovery_in_any_boot_and_nothing_is_wri
             struct sys changed = sys_real;
             if (other_boot) changed.boot_id = other_boot_id;
             sys = &changed;
-            expect_refused(recovery_run(path, &options, &report, &f), &f, files[i].name);
+            expect_refused(recovery_run(path, &options, NULL, &report, &f), &f, files[i].name);
             sys = &sys_real;
             EXPECT(!report.ran);
             EXPECT_EQ(before, hash_of(path));
@@ -224,7 +224,7 @@ TEST(a_wrong_version_without_a_right_check_is_damage_and_recovers)
         struct sys changed = sys_real;
         changed.boot_id = other_boot_id;
         sys = &changed;
-        EXPECT_OK(recovery_run(path, &options, &report, &f));
+        EXPECT_OK(recovery_run(path, &options, NULL, &report, &f));
         sys = &sys_real;
         EXPECT(report.ran);
     }

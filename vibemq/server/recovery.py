@@ -28,7 +28,7 @@ from vibemq.storage.records import StreamRecord
 from vibemq.storage.transactions import STAGING
 
 #: Each waits for the disk some ten times to have written little, and those waits can be shared.
-RECOVERIES_AT_A_TIME = 16
+RECOVERIES_AT_A_TIME = 8
 #: Logs that one of them takes at once, at most: with one each, handing them out costs as much as looking at them.
 LOGS_AT_ONCE = 32
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
@@ -50,6 +50,7 @@ def recover_all(
     known: set[str] = set()
     policies = metadata.held_policies()
     told = began
+    once = logs.SyncOnce()
 
     def recover(record: StreamRecord) -> "logs.RecoveryReport | VibeMQError | None":
         # A queue that was a stream before keeps the size of one.
@@ -57,7 +58,7 @@ def recover_all(
         segment = queue_segment_size_bytes if is_queue else segment_size_bytes
         arguments = policies.arguments(record)
         try:
-            return reserve.retry(partial(_recover, record, arguments, segment, chunk_messages_max, local_limits))
+            return reserve.retry(partial(_recover, record, arguments, segment, chunk_messages_max, local_limits, once))
         except VibeMQError as problem:
             return problem
 
@@ -102,16 +103,16 @@ def _at_a_time(
 
 def _recover(
     record: StreamRecord, arguments: Mapping[str, str], segment_size_bytes: int, chunk_messages_max: int,
-    local_limits: tuple[int, int],
+    local_limits: tuple[int, int], once: "logs.SyncOnce",
 ) -> "logs.RecoveryReport | None":  # fmt: skip
     options = log_options(arguments, record.durability, segment_size_bytes, chunk_messages_max, *local_limits)
     if record.vhost == STAGING:
-        return logs.recover(record.directory, **options)
+        return logs.recover(record.directory, once, **options)
     if not os.path.isdir(record.directory):
         log.error("stream %r: its directory %s is missing; an empty one is made", record.name, record.directory)
         logs.create(record.directory, **options)
         return None
-    report = logs.recover(record.directory, **options)
+    report = logs.recover(record.directory, once, **options)
     if report.ran:
         _pull_back_offsets(record)
     has_ledger = os.path.exists(os.path.join(record.directory, "ledger"))
@@ -147,6 +148,8 @@ def _pull_back_offsets(record: StreamRecord) -> None:
 
     Other messages get those numbers next, and whoever went on behind the old ones would miss them.
     """
+    if not os.path.exists(os.path.join(record.directory, "offsets")):
+        return
     with closing(logs.Log(record.directory)) as held:
         end = held.stats().next_offset
     offsets = StoredOffsets(record.directory)

@@ -424,7 +424,11 @@ cdef extern from "log/upkeep.h" nogil:
         uint32_t given_back
         recovery_cut cuts[1]  # RECOVERY_CUTS_MAX
 
-    err recovery_run(const char *directory, const log_options *options, recovery_report *out, fault *f)
+    struct recovery_once:
+        pass
+    void recovery_once_init(recovery_once *once)
+    err recovery_run(const char *directory, const log_options *options, recovery_once *once, recovery_report *out,
+                     fault *f)
 
     err version_check(const char *directory, fault *f)
 

@@ -127,7 +127,15 @@ def create(str directory, **options):
     check(e, &f)
 
 
-def recover(str directory, **options) -> RecoveryReport:
+cdef class SyncOnce:
+    """For the recoveries of one start, in any number of threads: what they find is synced once, not for each of them."""
+    cdef core.recovery_once once
+
+    def __cinit__(self):
+        core.recovery_once_init(&self.once)
+
+
+def recover(str directory, SyncOnce once=None, **options) -> RecoveryReport:
     """Make a log usable that another boot wrote; in the same boot only its limits are set (DESIGN: recovery).
 
     Raises StorageError; where it is ERR_VERSION, of the log or its ledger, nothing was written.
@@ -138,10 +146,11 @@ def recover(str directory, **options) -> RecoveryReport:
     cdef err e
     cdef bytes path = os.fsencode(directory)
     cdef const char *p = path
+    cdef core.recovery_once *shared = &once.once if once is not None else NULL
     with nogil:
         e = core.ledger_version_check(p, &f)  # of the log's own files recovery_run sees to it
         if e == OK:
-            e = core.recovery_run(p, &o, &r, &f)
+            e = core.recovery_run(p, &o, shared, &r, &f)
     check(e, &f)
     cuts = [Cut(os.fsdecode(<bytes> r.cuts[i].path), r.cuts[i].position, r.cuts[i].bytes, os.fsdecode(<bytes> r.cuts[i].kept))
             for i in range(min(r.cut_count, <uint32_t> core.RECOVERY_CUTS_MAX))]
