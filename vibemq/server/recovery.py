@@ -107,12 +107,12 @@ def _recover(
 ) -> "logs.RecoveryReport | None":  # fmt: skip
     options = log_options(arguments, record.durability, segment_size_bytes, chunk_messages_max, *local_limits)
     if record.vhost == STAGING:
-        return logs.recover(record.directory, once, **options)
+        return logs.recover(record.directory, once=once, **options)
     if not os.path.isdir(record.directory):
         log.error("stream %r: its directory %s is missing; an empty one is made", record.name, record.directory)
         logs.create(record.directory, **options)
         return None
-    report = logs.recover(record.directory, once, **options)
+    report = logs.recover(record.directory, once=once, **options)
     if report.ran:
         _pull_back_offsets(record)
     has_ledger = os.path.exists(os.path.join(record.directory, "ledger"))
