@@ -187,7 +187,7 @@ def test_the_streams_own_limits_reach_the_log(metadata, monkeypatch):
     create(metadata, "orders", **{"max-age": "1h", "stream-max-segment-size-bytes": "5000"})
     seen = []
     report = logs.RecoveryReport(False, 0, 0)
-    monkeypatch.setattr(recovery.logs, "recover", lambda directory, **options: (seen.append(options), report)[1])
+    monkeypatch.setattr(recovery.logs, "recover", lambda directory, once, **options: (seen.append(options), report)[1])
     recover(metadata)
     limits = {"segment_bytes_max": 5000, "retention_bytes_max": 0, "retention_age_ms_max": 3_600_000}
     limits |= {"local_bytes_max": 0, "local_age_ms_max": 0}
@@ -276,13 +276,15 @@ def test_limits_are_those_of_the_policies_and_a_queues_segments_those_of_queues(
     metadata.create_stream("/", "both", {}, "os", 100, prepare=prepare)
     metadata.set_queue("/", "both", {"keep": True})
     names = {record.directory: record.name for record in metadata.streams()}
-    seen = {}
+    seen, shared = {}, []
     real = logs.recover
 
-    def spy(directory, **options):
+    def spy(directory, once, **options):
+        shared.append(once)
         seen[names[directory]] = options["retention_age_ms_max"] // 3_600_000, options["segment_bytes_max"]
-        return real(directory, **options)
+        return real(directory, once=once, **options)
 
     monkeypatch.setattr(recovery.logs, "recover", spy)
     assert recover(metadata) == 3
+    assert isinstance(shared[0], logs.SyncOnce) and shared == [shared[0]] * 3
     assert seen == {"orders": (2, 500_000_000), "jobs": (0, 67_108_864), "both": (0, 500_000_000)}
