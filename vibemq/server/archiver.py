@@ -28,12 +28,15 @@ from vibemq.storage.shm import Board
 RETRY_S = 2.0
 #: What waits for the store when the supervisor dies has this long; who starts the broker again waits for longer.
 ORPHAN_END_S = 2.0
+#: Where cores are few, workers and clients go first; confirms by the store wait for its answers, not for a core.
+NICENESS = 10
 
 log = logging.getLogger("vibemq.remote")
 
 
 def run(context: Context) -> int:
     """Returns the exit code."""
+    os.nice(NICENESS)
     try:
         return asyncio.run(_run(context))
     finally:
