@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +40,8 @@ from vibemq.storage.tail import crc32
 
 ROOT = Path(__file__).resolve().parent.parent
 MESSAGES = 8_000_000
+MESSAGE_BYTES = 104  # in a chunk
+PUT_BYTES = 8 << 20
 WINDOW = 4_000_000  # unconfirmed: a confirm takes an interval, and the publisher must not wait for it
 UNCONFIRMED = ("--set", "streams.unconfirmed_max=5000000")
 SEGMENT_BYTES = 100_000_000
@@ -90,7 +93,7 @@ def compared(found: dict[str, dict[str, list[float]]], what: str, over: str, und
 
 
 def durabilities(folder: Path, rounds: int, messages: int) -> dict[str, Any]:
-    """The three, as fast as they go; `remote` without its second tier, too."""
+    """The three, as fast as they go, and what the store alone takes for the same bytes."""
     with ExitStack() as stack:
         options = {
             "os": (),
@@ -107,12 +110,30 @@ def durabilities(folder: Path, rounds: int, messages: int) -> dict[str, Any]:
                 return {"msg_s": rate(result), "cpu_us": result.broker_cpu_s * 1e6 / result.handled}
 
             works[name] = work
+        works["store"] = lambda: _twice_in_the_store(folder / "alone", messages)
         found = alternate(rounds, works)
     return {
+        "store_over_disk": compared(found, "msg_s", "store", "disk")["ratio"],
+        "store_cpu_over_os": compared(found, "cpu_us", "store", "os")["ratio"],
         "remote_over_disk": compared(found, "msg_s", "remote", "disk"),
         "remote_over_os": compared(found, "msg_s", "remote", "os"),
         "cpu_over_os": compared(found, "cpu_us", "remote", "os"),
     }
+
+
+def _twice_in_the_store(folder: Path, messages: int) -> dict[str, float]:
+    """What no broker can do better here: obstore alone puts the bytes of so many messages twice.
+
+    They are in a write-ahead object until they are in a segment, and memory that is put was written before.
+    """
+    obstore, stores = import_module("obstore"), import_module("obstore.store")
+    store, object_ = stores.LocalStore(folder, mkdir=True), bytes(PUT_BYTES)
+    began, cpu = time.monotonic(), _cpu_s(0)
+    for number in range(2 * messages * MESSAGE_BYTES // PUT_BYTES):
+        obstore.put(store, str(number), object_, mode="create", use_multipart=False)
+    took_s, cpu = time.monotonic() - began, _cpu_s(0) - cpu
+    shutil.rmtree(folder)
+    return {"msg_s": messages / took_s, "cpu_us": cpu * 1e6 / messages}
 
 
 def requests(folder: Path, messages: int) -> dict[str, Any]:
@@ -227,9 +248,10 @@ class Stored:
         server.environment = store.environment
         server.start()
         publish(server, messages, keep=True)
+        closed = messages * MESSAGE_BYTES // SEGMENT_BYTES - 1
         for _ in range(1200):  # until all closed segments are there
             status = ask(str(server.folder / "data"), "status")["status"]
-            if status["segments"] >= messages * 104 // SEGMENT_BYTES - 1 and not status["streams_waiting_to_be_sent"]:
+            if status["segments"] >= closed and not status["streams_waiting_to_be_sent"]:
                 break
             time.sleep(0.1)
         server.stop()
@@ -387,7 +409,7 @@ def beside(folder: Path, rounds: int, messages: int) -> dict[str, Any]:
 def restore(folder: Path, streams: int, messages: int) -> dict[str, Any]:
     """From an empty directory to the first message: many streams, and one with as many segments as 50 GB have."""
     bucket = folder / "many-bucket"
-    options = remote(bucket, f"store.segment_size_bytes={messages * 104 // SEGMENTS_OF_50_GB}")
+    options = remote(bucket, f"store.segment_size_bytes={messages * MESSAGE_BYTES // SEGMENTS_OF_50_GB}")
     server = broker(folder / "many", *options)
     server.start()
     with ExitStack() as stack:
@@ -434,7 +456,7 @@ def remote_command(rounds: int, scale: float, only: tuple[str, ...], output: Pat
     works: dict[str, Callable[[Path], dict[str, Any]]] = {
         "durabilities": lambda folder: durabilities(folder, rounds, round(MESSAGES * scale)),
         "requests": lambda folder: requests(folder, 0),
-        "slow": lambda folder: slow_store(folder, rounds, round(MESSAGES * scale / 8)),
+        "slow": lambda folder: slow_store(folder, rounds, round(MESSAGES * scale)),
         "tier": lambda folder: tier(folder, rounds, round(MESSAGES * scale)),
         "cold": lambda folder: cold(folder, rounds, round(COLD_MESSAGES * scale), in_folder(folder / "bucket")),
         "cold-s3": lambda folder: cold_s3(folder, rounds, round(COLD_MESSAGES * scale)),
