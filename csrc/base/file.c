@@ -111,12 +111,19 @@ err file_stat_of(const char *path, struct stat *st, struct fault *f)
     return e;
 }
 
+/* Of thousands of files at a start the kernel would fetch all that follows, too. */
+err file_head(int fd, const char *path, void *data, size_t size, size_t *got, struct fault *f)
+{
+    sys->fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+    return file_read(fd, path, data, size, 0, got, f);
+}
+
 err file_read_head(const char *path, void *data, size_t size, size_t *got, struct fault *f)
 {
     int fd;
     err e = file_open(path, O_RDONLY, &fd, f);
     if (e) return e;
-    e = file_read(fd, path, data, size, 0, got, f);
+    e = file_head(fd, path, data, size, got, f);
     file_close(&fd);
     return e;
 }
@@ -317,7 +324,7 @@ err file_page_map(const char *path, uint32_t magic, uint32_t version, size_t byt
     size_t got;
     err e = file_open(path, (write ? O_RDWR : O_RDONLY) | O_NOFOLLOW, &fd, f);
     if (e) return e;
-    e = file_read(fd, path, head, sizeof head, 0, &got, f);
+    e = file_head(fd, path, head, sizeof head, &got, f);
     if (!e) e = file_page_version(path, head, got, magic, version, f);
     if (!e) e = file_stat(fd, path, &st, f);
     if (!e && (uint64_t)st.st_size != bytes) e = fault_set(f, unfit, 0, path, 0, bytes, (uint64_t)st.st_size);

@@ -80,6 +80,7 @@ const struct sys sys_real = {
     .fsync = fsync,
     .syncfs = syncfs,
     .ftruncate = ftruncate,
+    .fadvise = posix_fadvise,
     .fallocate = fallocate,
     .fstat = real_fstat,
     .flock = flock,

@@ -28,6 +28,7 @@ struct sys {
     int (*fsync)(int fd);
     int (*syncfs)(int fd);
     int (*ftruncate)(int fd, off_t size);
+    int (*fadvise)(int fd, off_t position, off_t size, int advice); /* posix_fadvise: no errno */
     int (*fallocate)(int fd, int mode, off_t position, off_t size);
     int (*fstat)(int fd, struct stat *out);
     int (*flock)(int fd, int operation);

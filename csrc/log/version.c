@@ -76,7 +76,7 @@ static err check_one(void *context, const char *directory, const char *name, str
     uint8_t head[HEAD_BYTES] = {0};
     size_t got;
     bool right = false;
-    e = file_read(fd, path.text, head, sizeof head, 0, &got, f);
+    e = file_head(fd, path.text, head, sizeof head, &got, f);
     if (!e && k->header_bytes == MAPPED) e = file_page_version(path.text, head, got, k->magic, k->version, f);
     else if (!e && k->header_bytes != CHECKED_WHOLE)
         e = file_header_check(path.text, head, got, k->header_bytes, k->magic, k->version, f);
