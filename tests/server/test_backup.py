@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from running import ENVIRONMENT, broker, written
+from running import ENVIRONMENT, broker, wait_until, written
 from staging import rows, staged
 
 import vibemq.client
@@ -260,6 +261,25 @@ def test_a_batch_is_committed_while_segments_are_copied_and_none_of_it_is_in_the
         again = staged(connection, "job", 1, *((name, [b"1"]) for name in targets))
         assert connection.commit_transactions("job", 1, "run", targets, [again]) == (State.OK, 2, "")
         assert (rows(connection, "events")[-2:], rows(connection, "others")) == ([b"0", b"1"], [b"0", b"1"])
+
+
+def test_what_was_decided_and_waits_to_be_appended_is_appended_by_who_goes_on_from_the_backup(tmp_path):
+    data = str(tmp_path / "data")
+    with broker(tmp_path / "data") as running, connect(running) as connection:
+        connection.create("events")
+        name, blocks = staged(connection, "job", 0, ("events", [b"0"]))
+    metadata = Metadata(metadata_path(data))
+    (waiting,), application = metadata.staging(), metadata.application("/", "job")
+    target = metadata.find_stream("/", "events")
+    with metadata.writing():  # and then the broker was killed
+        metadata.put_application(replace(application, version=0))
+        places, parts = [["events", target.incarnation, 1]], [[name, waiting.incarnation, blocks]]
+        metadata.add_decision(application, 0, False, places, parts)
+    backups.back_up(metadata, data, str(tmp_path / "backup"))
+    metadata.close()
+    backups.restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
+    with broker(tmp_path / "restored") as running, connect(running) as connection:
+        wait_until(lambda: rows(connection, "events") == [b"0"], "it is appended")
 
 
 def test_what_retention_takes_while_it_is_copied_leaves_no_hole(tmp_path, monkeypatch):
