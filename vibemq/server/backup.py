@@ -125,7 +125,6 @@ def _cut_all(streams_dir: str, copied_path: str, copy: Copy, held: contextlib.Ex
         for record in copied.logs():
             is_staged = record.vhost == STAGING
             if is_staged and record.incarnation not in decided:
-                copied.forget_staging(record)
                 continue
             with contextlib.suppress(FileNotFoundError):  # it is deleted just now
                 cut = _cut(record, f"{streams_dir}/{record.incarnation}", copy)
