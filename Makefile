@@ -43,6 +43,7 @@ SOURCES := $(shell find csrc vibemq pyspark_vibemq -name '*.[ch]' -not -path 'vi
 
 run: $(VENV)/.run $(VENV)/.built
 	$(BIN)/python examples/ingest/ingest.py $(RUN_ARGS)
+	@echo "Next: $(BIN)/vibemq serve is a broker that stays, and http://localhost:2926/ shows what is in it (user and password: guest)"
 
 run-remote: RUN_ARGS += --lose-machine
 run-remote: run

@@ -6,16 +6,19 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
+import textwrap
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from http_caller import STREAM, Http, wait_until
 from peers.streams import Peer, connected
-from running import broker
+from running import ENVIRONMENT, broker
 
 from vibemq.client import connect
 from vibemq.protocols.streams.codec import encode_request
@@ -85,29 +88,66 @@ def use(peer: Peer, running) -> None:
     peer.chunk()
 
 
+@contextmanager
+def prometheus(folder: Path) -> Iterator[Prometheus]:
+    """Started in the folder, with its prometheus.yml."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=tsdb"]
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen(
+            [*command, f"--web.listen-address=127.0.0.1:{port}"], cwd=folder, stdout=log, stderr=log
+        )
+    try:
+        found = Prometheus(port)
+        wait_until(lambda: found.has('up{job="vibemq"} == 1'), "the first scrape")
+        yield found
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory) -> Iterator[Prometheus]:
     folder = tmp_path_factory.mktemp("watched")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     flags = ("--durability", "disk", "--set", f"remote.url=file://{folder}/bucket")
     with broker(folder / "data", *flags, workers=1) as running, connected(running) as peer:
         assert Http(running).status("PUT", "queues", "/", "clicks", body=STREAM) == 201
         config = folder / "prometheus.yml"
         config.write_text(CONFIG.format(rules=MONITORING / "rules.yml", target=f"127.0.0.1:{running.admin_port}"))
-        with open(folder / "log", "w") as log:
-            process = subprocess.Popen(
-                ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}/tsdb",
-                 f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log,
-            )  # fmt: skip
-        try:
-            found = Prometheus(port)
-            wait_until(lambda: found.has("vibemq_build_info"), "the first scrape")
+        with prometheus(folder) as found:
             use(peer, running)
             yield found
-        finally:
-            process.terminate()
-            process.wait(30)
+
+
+def test_the_way_from_nothing_to_an_alert_leads_to_one(tmp_path):
+    way = (MONITORING / "README.md").read_text().partition("## From nothing to an alert")[2].partition("\n## ")[0]
+    _, user, start, restart = (textwrap.dedent(block) for block in re.findall(r"```sh\n(.*?)```", way, re.S))
+    assert "--config.file=prometheus.yml" in start and "`VibemqProcessDied`" in way
+    asks, into = "vibemq users add admin ", "cd examples/monitoring\n"
+    assert asks in user and into in user
+    user = user.replace(asks, f"{asks} --password-stdin <<< 'lovelace 1843' ").replace(into, "")
+    command = f'vibemq() {{ "{sys.executable}" -m vibemq.cli "$@"; }}'
+
+    def shell(block: str) -> None:
+        words = ["bash", "-c", f"set -eu\n{command}\n{block}"]
+        environment = ENVIRONMENT | {"VIBEMQ_SERVER_DATA_DIR": str(tmp_path / "data")}
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+    shutil.copy(MONITORING / "rules.yml", tmp_path)
+    config = (MONITORING / "prometheus.yml").read_text()
+    with broker(tmp_path / "data") as running:
+        config = config.replace("localhost:2926", f"127.0.0.1:{running.admin_port}").replace(": 15s", ": 500ms")
+        (tmp_path / "prometheus.yml").write_text(config)
+        shell(user)
+        assert (tmp_path / "prometheus.password").stat().st_mode & 0o077 == 0
+        with prometheus(tmp_path) as found:
+            alert = 'ALERTS{alertname="VibemqProcessDied", alertstate="firing"}'
+            assert not found.has(alert)
+            shell(restart)
+            wait_until(lambda: found.has(alert), "the alert")
+            assert not found.has('up{job="vibemq"} == 0')
 
 
 def test_every_panel_has_data_of_a_live_broker(watched):

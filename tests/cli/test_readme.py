@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from chromium import chromium, executable
 from running import ENVIRONMENT, broker
 
 import vibemq.spark
@@ -52,6 +53,28 @@ def shell(block, folder, **environment):
 def the_block(text):
     (found,) = [block for block in SHELL if text in block]
     return found
+
+
+def test_the_first_message_is_seen_on_the_page(tmp_path):
+    program = executable()
+    if program is None:
+        pytest.skip("Chromium is not installed")
+    serve, publish = the_block("vibemq publish hello").replace(".venv/bin/", "").splitlines()
+    user, password, queue, look = re.search(
+        r"log in as `(\w+)` with password `(\w+)`, click the queue `(\w+)`, then \*\*(\w+)\*\*", README
+    ).groups()
+    with broker(tmp_path / "data", *shlex.split(serve, comments=True)[2:]) as running:
+        shell(publish, tmp_path, VIBEMQ_URL=f"vibemq://127.0.0.1:{running.native_port}")
+        with chromium(program) as browser, browser.page() as page:
+            page.open(f"http://localhost:{running.admin_port}/")
+            page.see("button", "Log in")
+            page.fill("input[name=user]", user)
+            page.fill("input[name=password]", password)
+            page.press("Enter")
+            page.click("main a", queue)
+            page.click("form button", look)
+            assert "#0" in page.see(".messages li", '{ "number": 1 }')
+            assert page.problems == []
 
 
 def test_five_lines_publish_and_consume(running, tmp_path):
@@ -145,7 +168,8 @@ def test_a_broker_with_an_object_store_is_itself_again_without_its_data(tmp_path
 
 
 def test_every_example_for_a_shell_is_run_here_or_needs_a_machine_of_its_own():
-    run = ["queues create", "streams create", "users add admin", "users add carol", "ctl status", "openssl", "log list"]
+    run = ["vibemq publish hello", "queues create", "streams create", "users add admin", "users add carol"]
+    run += ["ctl status", "openssl", "log list"]
     run += ["ctl set_user_limits", "ctl set_policy", "vibemq ingest", "--durability remote"]
     its_own = ["make run", "pip install", "useradd"]
     assert [block for block in SHELL if not any(words in block for words in run + its_own)] == []

@@ -10,15 +10,21 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from running import ENVIRONMENT, broker, written
+from running import ENVIRONMENT, broker, wait_until, written
+from staging import rows, staged
 
 import vibemq.client
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import SetupError
+from vibemq.protocols.streams.spec import TransactionState as State
 from vibemq.server import backup as backups
+from vibemq.server.datadir import metadata_path
+from vibemq.storage.metadata import Metadata
 
 BATCH = 100
 BEFORE = 40  # batches, of which several segments are made
@@ -193,22 +199,111 @@ def test_nothing_is_written_over(backup, tmp_path):
     assert os.listdir(tmp_path / "full") == ["mine"] and not os.path.exists(f"{data}/inside")
 
 
-def test_a_segment_that_goes_to_the_object_store_meanwhile_leaves_its_stub(tmp_path, monkeypatch):
-    source, first = tmp_path / "log", f"{0:020}"
+class Meanwhile(backups.Copy):
+    """Something happens while closed segments are copied."""
+
+    def __init__(self, happens: Callable[[str], None]) -> None:
+        super().__init__(links=False)
+        self.happens = happens
+
+    def file(self, source: str, target: str, *, is_final: bool) -> None:
+        if is_final and source.endswith(".segment"):
+            self.happens(source)
+        super().file(source, target, is_final=is_final)
+
+
+def test_a_segment_that_goes_to_the_object_store_meanwhile_leaves_its_stub(tmp_path):
+    source, closed, active = tmp_path / "log", f"{0:020}", f"{7:020}"
     source.mkdir()
-    (source / "control").write_text("page")
-    (source / f"{first}.segment").write_text("messages")
-    monkeypatch.setattr(backups, "_make_durable", lambda _: (7, 0))
-
-    class Meanwhile(backups.Copy):
-        def file(self, source: str, target: str, **how) -> None:
-            if source.endswith(".segment"):
-                os.rename(source, source.replace(".segment", ".remote"))
-            super().file(source, target, **how)
-
+    (tmp_path / "copy").mkdir()
+    (source / f"{closed}.segment").write_text("messages")
+    (source / f"{active}.segment").write_text("more of them")
+    (source / f"{active}.remote").write_text("since then it was closed with what came behind, and sent up")
     record = type("Record", (), {"directory": str(tmp_path / "copy")})
-    backups._copy_log(record, str(source), Meanwhile(links=False))
-    assert sorted(os.listdir(tmp_path / "copy")) == [f"{first}.remote", "control"]
+    with open(source / f"{active}.segment", "rb") as file:
+        cut = backups._Cut(record, str(source), 7, 4, file.fileno())
+        copy = Meanwhile(lambda path: os.rename(path, path.replace(".segment", ".remote")))
+        (source / f"{active}.segment").unlink()
+        backups._copy_segments(cut, copy)
+    assert sorted(os.listdir(tmp_path / "copy")) == [f"{closed}.remote", f"{active}.segment"]
+    assert (tmp_path / "copy" / f"{active}.segment").read_text() == "more"
+
+
+def test_a_batch_is_committed_while_segments_are_copied_and_none_of_it_is_in_the_backup(tmp_path, monkeypatch):
+    data, targets = str(tmp_path / "data"), ("events", "others")
+    with broker(tmp_path / "data", *SMALL) as running, connect(running) as connection:
+        for name in targets:
+            connection.create(name)
+        publisher = connection.publisher("events", "load")
+        for first in range(0, BEFORE * BATCH, BATCH):
+            published(publisher, first)
+        before = staged(connection, "job", 0, *((name, [b"0"]) for name in targets))
+        assert connection.commit_transactions("job", 0, "run", targets, [before])[0] is State.OK
+        waiting = staged(connection, "job", 1, *((name, [b"1"]) for name in targets))
+        commits = []
+
+        def commit(path: str) -> None:
+            if not commits:
+                commits.append(connection.commit_transactions("job", 1, "run", targets, [waiting]))
+
+        monkeypatch.setattr(backups, "Copy", lambda links: Meanwhile(commit))
+        metadata = Metadata(metadata_path(data))
+        backups.back_up(metadata, data, str(tmp_path / "backup"), links=False)
+        metadata.close()
+        assert commits == [(State.OK, 2, "")]
+        assert rows(connection, "others") == [b"0", b"1"]
+    monkeypatch.undo()
+    backups.restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
+    with broker(tmp_path / "restored", *SMALL) as running, connect(running) as connection:
+        assert (numbers(connection)[-1], rows(connection, "others")) == (0, [b"0"])
+        state, *_ = connection.commit_transactions("job", 1, "run", targets, [waiting])
+        assert state is State.CHANGED, "what was only staged is not in it"
+        again = staged(connection, "job", 1, *((name, [b"1"]) for name in targets))
+        assert connection.commit_transactions("job", 1, "run", targets, [again]) == (State.OK, 2, "")
+        assert (rows(connection, "events")[-2:], rows(connection, "others")) == ([b"0", b"1"], [b"0", b"1"])
+
+
+def test_what_was_decided_and_waits_to_be_appended_is_appended_by_who_goes_on_from_the_backup(tmp_path):
+    data = str(tmp_path / "data")
+    with broker(tmp_path / "data") as running, connect(running) as connection:
+        connection.create("events")
+        name, blocks = staged(connection, "job", 0, ("events", [b"0"]))
+    metadata = Metadata(metadata_path(data))
+    (waiting,), application = metadata.staging(), metadata.application("/", "job")
+    target = metadata.find_stream("/", "events")
+    with metadata.writing():  # and then the broker was killed
+        metadata.put_application(replace(application, version=0))
+        places, parts = [["events", target.incarnation, 1]], [[name, waiting.incarnation, blocks]]
+        metadata.add_decision(application, 0, False, places, parts)
+    backups.back_up(metadata, data, str(tmp_path / "backup"))
+    metadata.close()
+    backups.restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
+    with broker(tmp_path / "restored") as running, connect(running) as connection:
+        wait_until(lambda: rows(connection, "events") == [b"0"], "it is appended")
+
+
+def test_what_retention_takes_while_it_is_copied_leaves_no_hole(tmp_path, monkeypatch):
+    with broker(tmp_path / "data", *SMALL) as running, connect(running) as connection:
+        connection.create("events")
+        publisher = connection.publisher("events", "load")
+        for first in range(0, 2 * BEFORE * BATCH, BATCH):
+            published(publisher, first)
+    files = segments(tmp_path / "data")
+    assert len(files) > 4
+
+    def retention(path: str) -> None:
+        if path == str(files[1]):
+            for file in files[:2]:
+                file.unlink()
+
+    monkeypatch.setattr(backups, "Copy", lambda links: Meanwhile(retention))
+    metadata = Metadata(metadata_path(str(tmp_path / "data")))
+    backups.back_up(metadata, str(tmp_path / "data"), str(tmp_path / "backup"), links=False)
+    metadata.close()
+    monkeypatch.undo()
+    backups.restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
+    with broker(tmp_path / "restored", *SMALL) as running, connect(running) as connection:
+        assert numbers(connection) == list(range(int(files[2].name[:20]), 2 * BEFORE * BATCH))
 
 
 @pytest.mark.parametrize("links", [False, True])

@@ -3,11 +3,13 @@
 
 import hashlib
 import json
+import re
 import struct
 import sys
 import time
 import urllib.request
 import zlib
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -144,6 +146,21 @@ def test_a_log_with_one_newer_file_is_refused_untouched_and_the_others_are_serve
     with broker(tmp_path) as served, StreamsConnection.connect(served.host, served.port) as connection:
         assert {name: connection.next_offset(name) for name in kept} == {**dict.fromkeys(FILES, 2), "ledger": 3}
         assert listed(served)["ledger"]["messages"] == 2
+
+
+def test_every_file_of_a_data_directory_is_in_the_table_of_versions(tmp_path):
+    pytest.importorskip("obstore", reason="needs the extra remote")
+    table = (Path(__file__).parents[2] / "csrc/log/FORMAT.md").read_text().partition("## A stream")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    patterns = {f"streams/*/{name}" if name in ("offsets", "tracking") or name[0] == "*" else name for name in named}
+    write(tmp_path / "data")
+    assert (tmp_path / "data" / "audit.log").exists()
+    with broker(tmp_path / "data", "--set", f"remote.url=file://{tmp_path}/bucket"):
+        assert (tmp_path / "data" / "remote.sock").exists() and (tmp_path / "data" / "ctl.sock").exists()
+        found = [path.relative_to(tmp_path / "data") for path in (tmp_path / "data").rglob("*") if not path.is_dir()]
+    strangers = [str(path) for path in found if not any(fnmatch(str(path), pattern) for pattern in patterns)]
+    assert len(found) > 40 and strangers == []
 
 
 def test_serve_refuses_metadata_of_a_newer_schema_and_leaves_every_byte(tmp_path):

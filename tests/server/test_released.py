@@ -4,17 +4,22 @@
 Unpacked they are of another boot and their files have other inodes, as after a copy to another machine.
 """
 
+import fcntl
+import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 from released.make import BOSS, SIZE_MAX_BYTES
-from running import broker
+from running import ENVIRONMENT, broker
 
 import vibemq.client
 from vibemq.access.users import Authenticator, Verdict
 from vibemq.client.streams import StreamsConnection
-from vibemq.storage.metadata import Metadata
+from vibemq.storage.database import Database
+from vibemq.storage.metadata import MIGRATIONS, Metadata
 
 RELEASED = sorted((Path(__file__).parent / "released").glob("*.tar.gz"))
 USER, PASSWORD = BOSS
@@ -56,3 +61,28 @@ def test_all_that_a_released_version_kept_is_there_and_goes_on(archive, tmp_path
     (policy,) = metadata.policies()
     assert (policy.name, policy.pattern, policy.definition) == ("week", "^events$", {"max-age": "7D"})
     metadata.close()
+
+
+def test_a_command_leaves_the_database_of_an_older_broker_that_runs_as_it_is(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    older = Database(str(data / "meta.db"), MIGRATIONS[:-1])
+    older._rows("SELECT 1 FROM users")
+    older.close()
+
+    def users() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "vibemq.cli", "users", "list", "--data-dir", str(data)]
+        return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+
+    before = (data / "meta.db").read_bytes()
+    version = slice(60, 64)  # PRAGMA user_version
+    held = os.open(data / "lock", os.O_RDWR | os.O_CREAT)  # as its supervisor and workers hold it
+    fcntl.flock(held, fcntl.LOCK_EX)
+    refused = users()
+    assert refused.returncode == 1 and "is of an older version than this `vibemq`" in refused.stderr, refused.stderr
+    assert "start the broker again with this one" in refused.stderr
+    assert (data / "meta.db").read_bytes()[version] == before[version] and not list(data.glob("meta.db-*"))
+    os.close(held)
+    done = users()
+    assert done.returncode == 0, done.stderr
+    assert (data / "meta.db").read_bytes()[version] > before[version]

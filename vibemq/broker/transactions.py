@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import vibemq.storage.log as logs
 from vibemq.broker.arguments import DURABILITIES
-from vibemq.broker.decisions import Decisions
+from vibemq.broker.decisions import GONE, Decisions
 from vibemq.broker.durable import wait_durable
 from vibemq.broker.options import Overflow, options_of
 from vibemq.broker.staged import Staged, is_held
@@ -281,7 +281,13 @@ class Transactions:
         wanted = staging_arguments(run.virtual_host, run.application, version, run.run, incarnations)
         if record.arguments != wanted:
             raise _Refused(State.CHANGED, f"transaction {name}: it was staged for something else, or a target is new")
-        with closing(logs.Log(record.directory)) as log:
+        try:
+            staging = logs.Log(record.directory)
+        except StorageError as problem:
+            if problem.code not in GONE:
+                raise
+            raise _Refused(State.CHANGED, f"transaction {name}, of which nothing is staged any more") from problem
+        with closing(staging) as log:
             had = wait_durable(log)
             if had < blocks or log.sync_failed(blocks):
                 raise _Refused(State.CHANGED, f"transaction {name}, of which {had} blocks of {blocks} are staged")

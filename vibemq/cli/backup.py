@@ -25,6 +25,9 @@ def backup(target: str, copies: bool, data: DataDir) -> None:
 
     On one file system closed segments are linked and take no room; that does not outlive the disk, so copy TARGET on to
     another, or name a folder there.  Streams of durability remote are in the object store as well.
+
+    Spark's sinks wait while the end of each log is looked up, and commit while the rest is copied; it takes the batches
+    that were committed before.
     """
     from vibemq.server.backup import back_up
 

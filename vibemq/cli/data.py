@@ -92,9 +92,7 @@ class DataDir:
 
     def open(self) -> Metadata:
         """It must exist."""
-        from vibemq.remote.asking import publisher
         from vibemq.server.datadir import metadata_path
-        from vibemq.storage.metadata import Metadata
 
         found = metadata_path(self.path)
         try:
@@ -105,24 +103,19 @@ class DataDir:
         except OSError as problem:
             why, hint = str(problem.strerror), "run this as the account that serves, or as root"
         else:
-            metadata = Metadata(found)
-            metadata.publish = publisher(self.path)
-            return metadata
+            return self._metadata()
         raise UserError(f"cannot use the data directory {self.path}: {why}", hint=hint)
 
     def make(self, add: Callable[[Metadata], Result]) -> Result:
         """Make the directory and its database where they are missing, and ``add`` to it."""
-        from vibemq.remote.asking import publisher
         from vibemq.server.datadir import metadata_path, prepare
-        from vibemq.storage.metadata import Metadata
 
         path = self.path
         ours = [f"{path}/streams", *(metadata_path(path) + suffix for suffix in ("", "-wal", "-shm"))]
         made_directory = not os.path.isdir(path)
         missing = [name for name in ours if not os.path.lexists(name)]
         prepare(path)
-        metadata = Metadata(metadata_path(path))
-        metadata.publish = publisher(path)
+        metadata = self._metadata()
         try:
             return add(metadata)
         finally:
@@ -138,6 +131,16 @@ class DataDir:
                         f"or `chown -R NAME {path}` and serve as that account",
                         err=True,
                     )
+
+    def _metadata(self) -> Metadata:
+        from vibemq.remote.asking import publisher
+        from vibemq.server.datadir import metadata_path, require_unserved
+        from vibemq.storage.metadata import Metadata
+
+        metadata = Metadata(metadata_path(self.path))
+        metadata.publish = publisher(self.path)
+        metadata.before_upgrade = functools.partial(require_unserved, self.path)
+        return metadata
 
     # ---- the broker ----
 

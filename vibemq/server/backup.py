@@ -4,7 +4,8 @@
 Its state is that of a machine which lost its power: recovery, at the start of whoever serves from it, does the rest.
 What was confirmed before the backup began is in it; of a queue, what was settled since is delivered again.  Closed
 segments are never written again and so are linked where that is possible; all else is copied.  What a transaction has
-appended is there whole or not at all, because none is decided meanwhile.
+appended is there whole or not at all: all logs are cut while none is decided, and copied up to there afterwards, so
+that sinks wait for the cuts alone.  What is staged and not decided is not copied: it would be staged again.
 """
 
 import contextlib
@@ -12,10 +13,12 @@ import errno
 import fcntl
 import json
 import os
+import resource
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata as packages
+from typing import NamedTuple
 
 import vibemq.storage.log as logs
 from vibemq.broker.decisions import LOCK
@@ -23,13 +26,16 @@ from vibemq.errors import SetupError, StorageError
 from vibemq.server import datadir
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
-from vibemq.storage.tail import Tail
+from vibemq.storage.tail import Tail, local_segments
+from vibemq.storage.transactions import STAGING
 
 #: Marks a backup, and is written last.
 ABOUT = datadir.BACKUP
 FORMAT = 1
 #: How long a decision that is being appended is waited for.
 DECISION_S_MAX, DECISION_LOOK_S = 600.0, 0.05
+#: Descriptors that are left for anything but the segments that are held open.
+FILES_LEFT = 64
 #: Of a log, in this order: what says that messages are settled must not be newer than the messages.
 BEFORE_SEGMENTS = ("ledger", ".ledger", "offsets")
 WITH_SEGMENTS = (".segment", ".index", ".tracking", ".remote")
@@ -51,10 +57,9 @@ class Copy:
 
     def __init__(self, links: bool) -> None:
         self.links = links
-        self.size_bytes = 0
 
-    def file(self, source: str, target: str, *, is_final: bool, size: int | None = None) -> None:
-        """``size``: of what is copied; None: all.  OSError."""
+    def file(self, source: str, target: str, *, is_final: bool) -> None:
+        """OSError."""
         if self.links and is_final:
             try:
                 os.link(source, target, follow_symlinks=False)
@@ -63,70 +68,115 @@ class Copy:
                     raise
                 self.links = problem.errno == errno.EMLINK  # the others hold for all of them
             else:
-                self._synced(target)
+                os.close(_no_link(target, os.O_RDONLY))  # what was linked may be a link itself
                 return
-        with open(source, "rb", opener=_no_link) as read, open(target, "xb", opener=_private) as write:
-            left = os.fstat(read.fileno()).st_size if size is None else size
-            while left and (copied := os.sendfile(write.fileno(), read.fileno(), None, left)):
-                left -= copied
-        self._synced(target)
+        with open(source, "rb", opener=_no_link) as read:
+            self.opened(read.fileno(), target, os.fstat(read.fileno()).st_size)
 
-    def _synced(self, path: str) -> None:
-        with open(path, "rb", opener=_no_link) as file:
-            os.fsync(file.fileno())
-            self.size_bytes += os.fstat(file.fileno()).st_size
+    def opened(self, source: int, target: str, size: int) -> None:
+        """The first bytes of an open file.  OSError."""
+        at = 0
+        with open(target, "xb", opener=_private) as write:
+            while at < size and (copied := os.sendfile(write.fileno(), source, at, size - at)):
+                at += copied
+
+
+class _Cut(NamedTuple):
+    """A log up to where it was committed in one moment."""
+
+    record: StreamRecord  # of the copy
+    source: str
+    segment: int  # the active one
+    size: int  # of that
+    file: int  # that, held open: retention may take it before it is copied
 
 
 def back_up(metadata: Metadata, source: str, target: str, *, links: bool = True) -> About:
     """Copy the data directory ``source`` to ``target``, which is made.  Raises SetupError."""
     _require_empty(source, target)
     copy = Copy(links)
-    with _ours(source, target), _no_decisions(source):
-        _make(target)
-        metadata.snapshot_to(datadir.metadata_path(target))
-        copied = Metadata(datadir.metadata_path(target))
-        count = 0
-        for record in copied.logs():
-            with contextlib.suppress(FileNotFoundError):  # it is deleted just now
-                _copy_log(record, f"{metadata.streams_dir}/{record.incarnation}", copy)
-                count += 1
-        copied.close()
-        size = copy.size_bytes + os.path.getsize(datadir.metadata_path(target))
-        about = About(FORMAT, _version(), time.time_ns() // 1_000_000, count, size)
-        _sync_folders(target)
+    with _ours(source, target), contextlib.ExitStack() as held:
+        for record in metadata.logs():  # most of what is to be synced, before anybody waits for it
+            with contextlib.suppress(FileNotFoundError):
+                _make_durable(f"{metadata.streams_dir}/{record.incarnation}")
+        with _no_decisions(source):
+            _make(target)
+            metadata.snapshot_to(datadir.metadata_path(target))
+            count, cuts = _cut_all(metadata.streams_dir, datadir.metadata_path(target), copy, held)
+        for cut in cuts:
+            _copy_segments(cut, copy)
+        about = About(FORMAT, _version(), time.time_ns() // 1_000_000, count, _sync_all(target))
         _write_about(target, about)
     return about
 
 
-def _copy_log(record: StreamRecord, source: str, copy: Copy) -> None:
-    """To where the record is.  FileNotFoundError: there is no such log any more."""
+def _cut_all(streams_dir: str, copied_path: str, copy: Copy, held: contextlib.ExitStack) -> tuple[int, list[_Cut]]:
+    """Cut each log of the copied database: how many there are, and those whose segments are to be copied yet.
+
+    Here sinks wait, so no more is done than must be.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files_max = soft if hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, hard))
+    count = 0
+    cuts: list[_Cut] = []
+    with contextlib.closing(Metadata(copied_path)) as copied:
+        decided = {incarnation for decision in copied.decisions() for _, incarnation, _ in decision.staged}
+        for record in copied.logs():
+            is_staged = record.vhost == STAGING
+            if is_staged and record.incarnation not in decided:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # it is deleted just now
+                cut = _cut(record, f"{streams_dir}/{record.incarnation}", copy)
+                count += 1
+                if is_staged or len(cuts) >= files_max - FILES_LEFT:  # gone once it is appended; too many to hold
+                    with os.fdopen(cut.file, "rb"):
+                        _copy_segments(cut, copy)
+                else:
+                    held.callback(os.close, cut.file)
+                    cuts.append(cut)
+    return count, cuts
+
+
+def _cut(record: StreamRecord, source: str, copy: Copy) -> _Cut:
+    """Copy what changes, and hold what is not closed.  FileNotFoundError: there is no such log any more."""
     os.listdir(source)
     os.mkdir(record.directory, 0o700)
     for name in sorted(os.listdir(source), reverse=True):  # its page, and then its blocks
         if name.endswith(BEFORE_SEGMENTS):
             with contextlib.suppress(FileNotFoundError):  # all of that block is settled
                 copy.file(f"{source}/{name}", f"{record.directory}/{name}", is_final=False)
-    active, position = _make_durable(source)
+    segment, size = _make_durable(source)
     # It says up to where all is on disk, which recovery does not look for damage in; the file is another, so its locks
     # are nobody's.
     copy.file(f"{source}/control", f"{record.directory}/control", is_final=False)
-    names = sorted(os.listdir(source))
-    for name in names:
+    file = _no_link(f"{source}/{segment:020}.segment", os.O_RDONLY)
+    return _Cut(record, source, segment, os.fstat(file).st_size if size is None else size, file)
+
+
+def _copy_segments(cut: _Cut, copy: Copy) -> None:
+    """To where the record is."""
+    target, names = cut.record.directory, []
+    copy.opened(cut.file, f"{target}/{cut.segment:020}.segment", cut.size)
+    with contextlib.suppress(FileNotFoundError):  # it is deleted since
+        names = os.listdir(cut.source)
+    for name in sorted(names, reverse=True):  # the newest first: what retention takes meanwhile leaves no hole
         first = name.partition(".")[0]
-        if not (name.endswith(WITH_SEGMENTS) and first.isdigit()) or (active is not None and int(first) > active):
+        if not (name.endswith(WITH_SEGMENTS) and first.isdigit()) or int(first) > cut.segment:
             continue
-        is_active = active is None or int(first) == active
-        size = position if is_active and name.endswith(".segment") else None
+        is_active = int(first) == cut.segment
+        if is_active and name.endswith((".segment", ".remote")):  # a stub would be for more than was cut
+            continue
         try:
-            copy.file(f"{source}/{name}", f"{record.directory}/{name}", is_final=not is_active, size=size)
+            copy.file(f"{cut.source}/{name}", f"{target}/{name}", is_final=not is_active)
         except FileNotFoundError:  # retention has taken it
             stub = f"{first}.remote"
             if name.endswith(".segment") and stub not in names:  # it went to the object store since we looked
                 with contextlib.suppress(FileNotFoundError):
-                    copy.file(f"{source}/{stub}", f"{record.directory}/{stub}", is_final=True)
+                    copy.file(f"{cut.source}/{stub}", f"{target}/{stub}", is_final=True)
 
 
-def _make_durable(directory: str) -> tuple[int | None, int | None]:
+def _make_durable(directory: str) -> tuple[int, int | None]:
     """The active segment, and how far it is committed; None: all there is, as nobody has written in this boot."""
     try:
         tail = Tail(directory)
@@ -135,7 +185,7 @@ def _make_durable(directory: str) -> tuple[int | None, int | None]:
             raise FileNotFoundError(errno.ENOENT, str(problem), directory) from problem
         if problem.code != "ERR_STALE":
             raise
-        return None, None
+        return local_segments(directory)[-1], None
     try:
         tail.log.sync()
         segment, position, _ = tail.committed
@@ -194,10 +244,10 @@ def restore(source: str, target: str, *, links: bool = True) -> About:
                 is_final = name.endswith(WITH_SEGMENTS) and not name.startswith(last or name)
                 path = f"streams/{folder}/{name}"
                 copy.file(f"{source}/{path}", f"{target}/{path}", is_final=is_final)
-        _sync_folders(target)
+        _sync_all(target)
         # Last: without it nobody takes it for a data directory that has something in it.
         copy.file(datadir.metadata_path(source), datadir.metadata_path(target), is_final=False)
-        _sync(target)
+        _sync_all(target)
     return about
 
 
@@ -281,15 +331,21 @@ def _write_about(target: str, about: About) -> None:
     _sync(target)
 
 
-def _sync_folders(target: str) -> None:
-    for folder, _, _ in os.walk(target):
+def _sync_all(target: str) -> int:
+    """How many bytes there are."""
+    size_bytes = 0
+    for folder, _, names in os.walk(target):
+        for name in names:
+            size_bytes += _sync(f"{folder}/{name}")
         _sync(folder)
+    return size_bytes
 
 
-def _sync(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync(path: str) -> int:
+    fd = _no_link(path, os.O_RDONLY)
     try:
         os.fsync(fd)
+        return os.fstat(fd).st_size
     finally:
         os.close(fd)
 

@@ -107,6 +107,22 @@ def acquire(path: str) -> int:
     return fd
 
 
+def require_unserved(path: str) -> None:
+    """Before a tool changes the schema of the database.  Raises SetupError: an older broker serves from it."""
+    with contextlib.suppress(FileNotFoundError):  # no broker ever has
+        fd = os.open(f"{path}/lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SetupError(
+                f"{metadata_path(path)} is of an older version than this `vibemq`, and a broker serves from it; "
+                "nothing was changed",
+                hint="use the commands of the version that serves, or start the broker again with this one",
+            ) from None
+        finally:
+            os.close(fd)
+
+
 def identify(path: str) -> None:
     """Give the directory its identity where it has none yet.  Raises SetupError."""
     try:

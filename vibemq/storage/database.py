@@ -80,6 +80,8 @@ class Database:
         #: another already, be it an earlier one of ours: its bytes tell.  The write lock is held meanwhile, so it takes
         #: less than BUSY_TIMEOUT_MS.  None: there is nobody here who can.
         self.publish: Callable[[int, Changes], None] | None = None
+        #: Called before an older schema is brought to ours: raises where a broker of that version serves from it.
+        self.before_upgrade: Callable[[], None] = lambda: None
         self._local = threading.local()
         self._is_ours = False  # looked at once: a newer one cannot come while a broker runs
 
@@ -103,7 +105,9 @@ class Database:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("PRAGMA foreign_keys = ON")
-            if _schema_version(db) != len(self._migrations):
+            if (version := _schema_version(db)) != len(self._migrations):
+                if version:
+                    self.before_upgrade()
                 self._migrate(db)
         except BaseException:
             db.close()

@@ -63,7 +63,8 @@ def overview(api: Api, call: Call) -> Any:
     seen = seen_by(api, call, sample)
     is_whole = call.caller.level >= MONITORING
     totals = dict(sample.totals) if is_whole else _totals(seen)
-    busiest = sorted(seen, key=lambda one: (-_pace(one), one.record.vhost, one.record.name))[:BUSIEST_SHOWN]
+    # Of those at rest the fullest: a newcomer's first message, or what nobody consumes.
+    busiest = sorted(seen, key=lambda one: (-_pace(one), -one.ready, one.record.vhost, one.record.name))[:BUSIEST_SHOWN]
     queues = sum(one.record.queue is not None for one in seen)
     return {
         "node": api.node,
@@ -78,7 +79,7 @@ def overview(api: Api, call: Call) -> Any:
         "alarms": sample.alarms,
         "is_drained": is_drained(api),
         "doors": [{"name": PROTOCOLS.get(door, door), "address": address} for door, address in api.addresses.items()],
-        "busiest": [shown(one) for one in busiest if one.is_busy],
+        "busiest": [shown(one) for one in busiest if one.is_busy or one.ready],
         "history": sampler.broker_history(number(call, "after", 0, 2**53)) if is_whole else None,
     }
 

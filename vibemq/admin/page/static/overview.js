@@ -100,7 +100,7 @@ export const overview = {
           ],
           empty:
             found.streams + found.queues
-              ? "Nothing is published at this moment."
+              ? "Nothing is published at this moment, and nothing is kept."
               : "There is no stream and no queue yet: vibemq publish hello '{\"number\": 1}' makes one, and it appears here.",
         }),
       ),
