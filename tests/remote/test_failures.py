@@ -369,6 +369,19 @@ def test_of_two_brokers_of_one_name_the_older_confirms_nothing_more_and_ends_wit
             whole(connection, count + 1)
 
 
+def test_a_start_that_is_refused_its_ports_does_not_take_the_place_of_who_has_them(tmp_path, faulty):
+    with serving(tmp_path / "old", faulty) as old, connected(old) as connection:
+        connection.create("events")
+        port = f"--streams-port={old.port}"
+        again = [*faulty.through, sys.executable, "-m", "vibemq.cli", "serve", "--data-dir", str(tmp_path / "new"), port]
+        refused = subprocess.run([*again, *flags(faulty)], env=ENVIRONMENT, capture_output=True, text=True)
+        assert refused.returncode != 0 and f"127.0.0.1:{old.port}" in refused.stderr
+        assert "epoch" not in refused.stderr
+        with connection.publisher("events", "ref") as publisher:
+            publisher.publish([event(0)])
+        whole(connection, 1)
+
+
 def test_a_broker_that_was_stopped_while_another_took_over_does_not_confirm_what_it_sends(tmp_path, faulty, capfd):
     with outlived(tmp_path / "old", faulty) as old, connected(old) as paused:
         paused.create("events")

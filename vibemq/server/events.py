@@ -20,7 +20,7 @@ NAMED_BY_LOGGERS = {"vibemq.audit": "audit"}
 EVENTS: dict[str, tuple[str, ...]] = {
     # ---- the broker and its processes ----
     "broker_ready": ("ready: %d workers, %s, data in %s",),
-    "broker_stopping": ("%s: stopping; workers have %d s to finish",),
+    "broker_stopping": ("%s: stopping; workers have %g s to finish",),
     "broker_stopped": ("stopped",),
     "advertised_address": ("stream clients are told to connect to %s",),
     "ready_line_not_written": ("the ready line could not be written to standard output: %s",),

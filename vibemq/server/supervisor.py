@@ -16,6 +16,7 @@ import contextlib
 import gc
 import importlib
 import logging
+import math
 import mmap
 import os
 import resource
@@ -95,6 +96,7 @@ class Supervisor:
         self.reload = reload
         self.stop_deadline_s: float | None = None
         self.stop_began_s = 0.0
+        self.stop_timeout_s = 0.0
         self.announced = False
         self.without_workers = False  # stopping, and only the admin process is left
         self.failed = self.deposed = False
@@ -147,11 +149,11 @@ class Supervisor:
             self.certificates = Certificates(self.config.tls, with_http=with_http)  # while root may read the key
             self.certificates_said_s = time.monotonic()
         metadata = Metadata(datadir.metadata_path(self.data_dir))
+        self._bind()  # before the bucket is opened, which deposes whoever has these ports and the same bucket
         if self.config.remote.url:
             self.epoch = open_bucket(self.config)
         self._ensure_superuser(metadata)
         self._refuse_strangers(metadata)
-        self._bind()
         if self.config.server.user:
             metadata.close()
             datadir.drop_privileges(self.config.server.user, self.data_dir)
@@ -411,7 +413,7 @@ class Supervisor:
                 else:
                     self.stop_deadline_s = min(self.stop_deadline_s, now_s + ADMIN_END_S)
             if now_s >= self.stop_deadline_s:
-                self._kill(f"it did not end within {self.config.server.shutdown_timeout_s} s")
+                self._kill(f"it did not end within {self.stop_timeout_s:g} s")
                 self.stop_deadline_s = now_s + 3600.0  # SIGKILL cannot be refused, only be slow to take effect
             return
         for process in self.processes:
@@ -463,8 +465,7 @@ class Supervisor:
             DEPOSED,
         )
         if self.stop_deadline_s is None:
-            self._stop("another broker has this one's place in the object store")
-            self.stop_deadline_s = time.monotonic() + min(DEPOSED_END_S, self.config.server.shutdown_timeout_s)
+            self._stop("another broker has this one's place in the object store", DEPOSED_END_S)
 
     # ---- signals ----
 
@@ -479,12 +480,12 @@ class Supervisor:
             else:
                 self._kill(f"a second {signal.Signals(number).name} came while stopping")
 
-    def _stop(self, why: str) -> None:
-        timeout_s = self.config.server.shutdown_timeout_s
-        log.info("%s: stopping; workers have %d s to finish", why, timeout_s)
+    def _stop(self, why: str, most_s: float = math.inf) -> None:
+        self.stop_timeout_s = min(most_s, self.config.server.shutdown_timeout_s)
+        log.info("%s: stopping; workers have %g s to finish", why, self.stop_timeout_s)
         self.manager.stopping(why)
         self.stop_began_s = time.monotonic()
-        self.stop_deadline_s = self.stop_began_s + timeout_s
+        self.stop_deadline_s = self.stop_began_s + self.stop_timeout_s
         for process in self.processes:
             if process is not self.archiver:
                 process.stop()
