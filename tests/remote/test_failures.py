@@ -373,7 +373,16 @@ def test_a_start_that_is_refused_its_ports_does_not_take_the_place_of_who_has_th
     with serving(tmp_path / "old", faulty) as old, connected(old) as connection:
         connection.create("events")
         port = f"--streams-port={old.port}"
-        again = [*faulty.through, sys.executable, "-m", "vibemq.cli", "serve", "--data-dir", str(tmp_path / "new"), port]
+        again = [
+            *faulty.through,
+            sys.executable,
+            "-m",
+            "vibemq.cli",
+            "serve",
+            "--data-dir",
+            str(tmp_path / "new"),
+            port,
+        ]
         refused = subprocess.run([*again, *flags(faulty)], env=ENVIRONMENT, capture_output=True, text=True)
         assert refused.returncode != 0 and f"127.0.0.1:{old.port}" in refused.stderr
         assert "epoch" not in refused.stderr
