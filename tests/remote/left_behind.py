@@ -124,3 +124,16 @@ def flip(path: Path, position: int) -> None:
         byte = file.read(1)[0]
         file.seek(position)
         file.write(bytes([byte ^ 0xFF]))
+
+
+def send_up(world: World, name: str, first: int) -> None:
+    """Let a closed segment of that stream go up."""
+
+    async def go_up() -> None:
+        tier = world.tier()
+        tier.look_at(world.record(name))
+        tier.start()
+        await until((world.directory(name) / f"{first:020}.remote").exists, f"the segment of {name} is in the store")
+        await tier.close()
+
+    asyncio.run(go_up())

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from left_behind import World, counted, flip, until
+from left_behind import World, counted, flip, send_up, until
 
 from vibemq.remote import tier as module
 from vibemq.remote.epochs import Epochs
@@ -81,17 +81,9 @@ def test_a_damaged_chunk_that_nothing_else_has_goes_up_as_it_is_and_verify_names
     first = world.not_sent("tiered")
     harm_entries(world, None, world.directory("tiered") / f"{first:020}.segment")
 
-    async def send() -> list[str]:
-        tier = world.tier()
-        tier.look_at(world.record("tiered"))
-        tier.start()
-        await until((world.directory("tiered") / f"{first:020}.remote").exists, "it is in the store")
-        await tier.close()
-        return [
-            finding.line() for finding in (await verify(world.bucket, is_quick=False)).findings if finding.is_problem
-        ]
-
-    [line] = asyncio.run(send())
+    send_up(world, "tiered", first)
+    findings = asyncio.run(verify(world.bucket, is_quick=False)).findings
+    [line] = [finding.line() for finding in findings if finding.is_problem]
     assert f"/{first:020}-" in line and "(CRC)" in line and "'tiered'" in line
 
 
@@ -111,23 +103,12 @@ def test_a_damaged_segment_that_write_ahead_objects_have_is_made_whole_and_sent(
     whole = segment.read_bytes()
     harm(world, monkeypatch, segment)
     with segment.open("rb") as reader:
-        send_segment(world, first)
+        send_up(world, "events", first)
         assert reader.read() == whole, "who has the file open reads on in it"
     [there] = [one for one in world.objects("events") if one.name.startswith(f"{first:020}")]
     assert there.read_bytes().startswith(whole)
     [line] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert line.startswith("stream 'events': damage on this disk is repaired") and str(segment) in line
-
-
-def send_segment(world: World, first: int) -> None:
-    async def send() -> None:
-        tier = world.tier()
-        tier.look_at(world.record("events"))
-        tier.start()
-        await until((world.directory("events") / f"{first:020}.remote").exists, "the segment is in the store")
-        await tier.close()
-
-    asyncio.run(send())
 
 
 def chunks_of(segment: Path) -> list[tuple[int, bytes, walk.ChunkSeen]]:
@@ -156,7 +137,7 @@ def test_what_was_sent_again_from_a_damaged_segment_hides_nothing_that_is_whole_
     both = seen._replace(next=last.next)
     write_ahead(world, 100, position, first, both, segment.read_bytes()[position : behind + len(more)])
     flip(segment, behind + len(more) // 2)
-    send_segment(world, first)
+    send_up(world, "events", first)
     assert segment.read_bytes() == whole
 
 

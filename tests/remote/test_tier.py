@@ -8,7 +8,7 @@ import os
 import zlib
 
 import pytest
-from left_behind import END_S_MAX, World, until
+from left_behind import END_S_MAX, World, send_up, until
 
 from vibemq.errors import StorageError
 from vibemq.remote import tier as module
@@ -67,14 +67,7 @@ def test_a_log_that_cannot_be_compared_with_the_bucket_holds_up_no_other(world, 
 
     monkeypatch.setattr(module, "mend", mend)
 
-    async def send() -> None:
-        tier = world.tier()
-        tier.look_at(world.record("more"))
-        tier.start()
-        await until((world.directory("more") / f"{number:020}.remote").exists, "the other's segment is in the store")
-        await tier.close()
-
-    asyncio.run(send())
+    send_up(world, "more", number)
 
 
 # ---- away ----
