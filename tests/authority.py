@@ -22,6 +22,18 @@ class Identity(NamedTuple):
     key: str
 
 
+def tls_flags(server: Identity, **more: object) -> list[str]:
+    """Of a broker that is ``server``, at free ports.  ``more``: options, with __ for the point."""
+    settings = {
+        "tls.certificate": server.certificate,
+        "tls.key": server.key,
+        "streams.tls_port": 0,
+        "signalr.tls_port": 0,
+        **{name.replace("__", "."): value for name, value in more.items()},
+    }
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+
+
 class Authority:
     """Keeps its files, and those that it issues, in ``folder``."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from authority import Authority
 
 HERE = Path(__file__).parent
 CLASSES = HERE.parent / "build" / "spark.jsa"
@@ -58,6 +59,12 @@ if CLASSES.is_file() and CLASSES.stat().st_size:
     JAVA_OPTIONS += f" -XX:SharedArchiveFile={CLASSES} -Xlog:disable -Xlog:all=error:stderr"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", JAVA_OPTIONS)
 names = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Of certificates for the tests of one file."""
+    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture

@@ -68,11 +68,6 @@ def served(authority: Authority, most: int = READ_BYTES, names: str = "") -> Ite
             thread.join()
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
 @pytest.mark.parametrize("most", [1, 4_099, 1 << 17])
 def test_records_arrive_whole_however_they_are_cut(authority: Authority, most: int) -> None:
     with served(authority, most) as ours:

@@ -37,11 +37,6 @@ ECDSA_WITH_SHA256 = bytes.fromhex("300a06082a8648ce3d040302")  # as an Algorithm
 NO_LOOP = SimpleNamespace(room=Room(1 << 20))
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
 def test_the_key_may_lie_in_the_certificates_file(authority: Authority, tmp_path: Path) -> None:
     issued = authority.issue("together")
     both = tmp_path / "both.pem"

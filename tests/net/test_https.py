@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from authority import Authority, Identity
+from authority import Authority, Identity, tls_flags
 from click.testing import CliRunner, Result
 from peers.streams import DEADLINE_S
 from running import Running, broker, wait_until, written
@@ -26,11 +26,6 @@ from vibemq.errors import ConfigError
 from vibemq.net.certificates import Certificates
 
 LOGIN = "Basic " + base64.b64encode(b"guest:guest").decode()
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +46,7 @@ def revoked(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @contextmanager
 def serving(folder: Path, authority: Authority, current: Identity, revoked: Path) -> Iterator[Running]:
-    settings = {
-        "tls.certificate": current.certificate,
-        "tls.key": current.key,
-        "tls.verify": "optional",
-        "tls.client_ca": authority.certificate,
-        "tls.client_crl": revoked,
-        "streams.tls_port": 0,
-        "signalr.tls_port": 0,
-    }
-    flags = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    flags = tls_flags(current, tls__verify="optional", tls__client_ca=authority.certificate, tls__client_crl=revoked)
     with broker(folder / "data", *flags, workers=1) as running:
         yield running
 

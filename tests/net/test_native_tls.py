@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from authority import Authority, Identity
+from authority import Authority, Identity, tls_flags
 from running import ENVIRONMENT, Running, broker
 
 from vibemq.bench.queues import QueueLoad
@@ -16,11 +16,6 @@ from vibemq.bench.run import run
 from vibemq.client import connect
 from vibemq.client.settings import parse, streams_address
 from vibemq.errors import ConfigError, ConnectionClosed, UserError
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +27,7 @@ def mine(authority: Authority) -> Identity:
 def secured(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Running]:
     """It asks for certificates, and refuses who has none."""
     server = authority.issue("server")
-    settings = {
-        "tls.certificate": server.certificate,
-        "tls.key": server.key,
-        "tls.verify": "required",
-        "tls.client_ca": authority.certificate,
-        "streams.tls_port": 0,
-        "signalr.tls_port": 0,
-    }
-    flags = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    flags = tls_flags(server, tls__verify="required", tls__client_ca=authority.certificate)
     with broker(tmp_path_factory.mktemp("secured") / "data", *flags) as running:
         yield running
 
@@ -97,11 +84,7 @@ def test_commands_speak_tls(secured: Running, authority: Authority, mine: Identi
 
 
 def test_the_load_generator_measures_queues_over_tls(tmp_path: Path, authority: Authority, name: str) -> None:
-    server = authority.issue("other")
-    settings = {"tls.certificate": server.certificate, "tls.key": server.key}
-    settings |= {"streams.tls_port": "0", "signalr.tls_port": "0"}
-    flags = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    with broker(tmp_path / "data", *flags) as running:
+    with broker(tmp_path / "data", *tls_flags(authority.issue("other"))) as running:
         where = {"host": "localhost", "port": running.ports["native-tls"], "tls_ca": authority.certificate}
         load = QueueLoad(**where, queue=name, mode="both", messages=20_000, verify=True)  # type: ignore[arg-type]
         result = run(load)

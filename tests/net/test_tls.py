@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from authority import Authority, Identity
+from authority import Authority, Identity, tls_flags
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -33,17 +33,6 @@ from vibemq.protocols.streams.spec import Code, Key
 HANDSHAKE_TIMEOUT_S = 2
 
 
-def options(identity: Identity, *more: str) -> list[str]:
-    ports = ("streams.tls_port=0", "signalr.tls_port=0")
-    settings = [f"tls.certificate={identity.certificate}", f"tls.key={identity.key}", *ports, *more]
-    return [part for setting in settings for part in ("--set", setting)]
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("stranger"), "stranger")
@@ -57,8 +46,8 @@ def server(authority: Authority) -> Identity:
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory, server: Identity) -> Iterator[Running]:
     """One broker for the tests that leave it as they found it; it asks for no certificates."""
-    timeout = f"streams.handshake_timeout_s={HANDSHAKE_TIMEOUT_S}"
-    with broker(tmp_path_factory.mktemp("secured") / "data", *options(server, timeout)) as running:
+    flags = tls_flags(server, streams__handshake_timeout_s=HANDSHAKE_TIMEOUT_S)
+    with broker(tmp_path_factory.mktemp("secured") / "data", *flags) as running:
         yield running
 
 
@@ -195,7 +184,7 @@ def test_a_client_is_told_that_nothing_was_cut_off(secured: Running, authority: 
 def test_a_plain_client_on_the_tls_port_is_closed_and_the_log_says_why(
     tmp_path: Path, server: Identity, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with broker(tmp_path / "data", *options(server), workers=1) as running:
+    with broker(tmp_path / "data", *tls_flags(server), workers=1) as running:
         with Peer(running._replace(port=running.tls_port)) as peer:
             peer.send(peer.command(Key.PEER_PROPERTIES, properties={}))
             assert peer.rest() == b""
@@ -303,8 +292,8 @@ def test_nobody_can_renegotiate(secured: Running, authority: Authority) -> None:
 def checking(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, authority: Authority, server: Identity
 ) -> Iterator[tuple[str, Running]]:
-    verify = (f"tls.verify={request.param}", f"tls.client_ca={authority.certificate}")
-    with broker(tmp_path_factory.mktemp("checking") / "data", *options(server, *verify)) as running:
+    flags = tls_flags(server, tls__verify=request.param, tls__client_ca=authority.certificate)
+    with broker(tmp_path_factory.mktemp("checking") / "data", *flags) as running:
         yield request.param, running
 
 
@@ -346,8 +335,8 @@ def test_a_revoked_client_certificate_is_refused_from_sighup_on(
     good, lost = authority.issue("good"), authority.issue("lost")
     revoked = tmp_path / "revoked.pem"
     revoked.write_bytes(authority.revoked())
-    verify = ("tls.verify=optional", f"tls.client_ca={authority.certificate}", f"tls.client_crl={revoked}")
-    with broker(tmp_path / "data", *options(server, *verify), workers=1) as running:
+    flags = tls_flags(server, tls__verify="optional", tls__client_ca=authority.certificate, tls__client_crl=revoked)
+    with broker(tmp_path / "data", *flags, workers=1) as running:
         for identity in (good, lost):
             with secure(running, authority.client_context(identity)) as peer:
                 peer.open()
@@ -408,7 +397,7 @@ def test_a_new_certificate_is_shown_after_sighup_and_old_connections_go_on(
 ) -> None:
     current = Identity(str(tmp_path / "now.crt"), str(tmp_path / "now.key"))
     install(authority.issue("first"), current)
-    with broker(tmp_path / "data", *options(current), workers=1) as running:
+    with broker(tmp_path / "data", *tls_flags(current), workers=1) as running:
         with secure(running, authority.client_context()) as old:
             old.open()
             assert shown(running, authority) == "first"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from authority import Authority
+from authority import Authority, tls_flags
 from peers.streams import DEADLINE_S, Peer
 from running import Running, broker
 
@@ -73,9 +73,7 @@ class Restless:
 @pytest.fixture
 def secured(tmp_path: Path) -> Iterator[Running]:
     server = Authority(tmp_path).issue("server")
-    settings = (f"tls.certificate={server.certificate}", f"tls.key={server.key}", "streams.tls_port=0")
-    flags = [part for setting in (*settings, "signalr.tls_port=0") for part in ("--set", setting)]
-    with broker(tmp_path / "data", *flags, workers=1) as running:
+    with broker(tmp_path / "data", *tls_flags(server), workers=1) as running:
         yield running
 
 

@@ -179,6 +179,32 @@ def test_answers_that_are_cut_are_read_again_by_who_reads_what_is_cold(tmp_path,
         assert bodies(reader) == [padded(number) for number in range(COUNT)]
 
 
+def test_a_closed_segment_that_is_damaged_before_it_goes_up_is_made_whole_while_the_broker_runs(
+    tmp_path, faulty, capfd
+):
+    data = tmp_path / "data"
+    away = faulty.answer(503, "PUT", "streams/")
+    with serving(data, faulty, store__segment_size_bytes=150_000) as running, connected(running) as connection:
+        connection.create("events")
+        with connection.publisher("events", "ref") as publisher:
+            for at in range(0, COUNT, 50):
+                publisher.publish([padded(number) for number in range(at, at + 50)])
+                publisher.flush()
+        [directory] = log_directories(data)
+        wait_until(lambda: away.met > 0, "closed segments would go up")
+        segment = sorted(directory.glob("*.segment"))[1]
+        whole_segment = segment.read_bytes()
+        harmed = bytearray(whole_segment)
+        harmed[len(harmed) // 2] ^= 1
+        with segment.open("r+b") as file:  # in place: it is open elsewhere
+            file.write(harmed)
+        faulty.up()
+        wait_until(lambda: len(segments(faulty)) >= 3, "closed segments are in the store")
+        assert segment.read_bytes() == whole_segment
+        assert bodies(connection) == [padded(number) for number in range(COUNT)]
+    assert "stream 'events': damage on this disk is repaired" in written(capfd)
+
+
 def other_boot(data: Path) -> list[Path]:
     """As if the machine had been started since; the streams' directories."""
     found = log_directories(data)

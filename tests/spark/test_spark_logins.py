@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from authority import Authority
+from authority import Authority, tls_flags
 from running import broker
 from spark_jobs import messages
 
@@ -37,27 +37,18 @@ def no_token():
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
 def secured(tmp_path_factory, authority):
     """A broker with TLS, user `ada` with a password and the user whom a certificate names; stream `s` of ten."""
     from vibemq.access.passwords import hash_password
 
     server = authority.issue("server")
-    settings = {
-        "tls.certificate": server.certificate,
-        "tls.key": server.key,
-        "tls.verify": "optional",
-        "tls.client_ca": authority.certificate,
-        "streams.tls_port": 0,
-        "signalr.tls_port": 0,
-        "streams.login_failure_delay_s": 2,
-        "streams.certificate_user": "common_name",
-    }
-    flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    flags = tls_flags(
+        server,
+        tls__verify="optional",
+        tls__client_ca=authority.certificate,
+        streams__login_failure_delay_s=2,
+        streams__certificate_user="common_name",
+    )
     folder = tmp_path_factory.mktemp("secured") / "data"
     with broker(folder, *flags) as running:
         with closing(Metadata(metadata_path(str(folder)))) as metadata:

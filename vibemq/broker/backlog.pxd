@@ -7,7 +7,8 @@ from vibemq.broker.client cimport Consumer
 from vibemq.broker.publisher cimport Burials
 from vibemq.broker.queue cimport Queue
 
-from vibemq.broker.messages cimport Cursor, Place, Probe, message_view
+from vibemq.broker.messages cimport message_view
+from vibemq.broker.reading cimport Reading
 from vibemq.storage.core cimport err, fault, ledger, ledger_control, ledger_entry, ledger_word
 
 
@@ -60,8 +61,7 @@ cdef class Backlog:
     cdef readonly uint32_t generation # of the home
     cdef dict members                 # (worker, consumer id) -> Member
     cdef int64_t in_flight
-    cdef Cursor cursor                # over messages that have no entry yet
-    cdef Probe probe                  # at messages that have one
+    cdef Reading reading
     cdef bint stopped
     cdef bint is_fan_out              # an entry has copies with many owners; else its state is that of its one owner
     cdef bint by_priority
@@ -69,10 +69,8 @@ cdef class Backlog:
     cdef int64_t ready                # entries below next that are ready
     cdef uint64_t ready_from_level[LEVELS]  # no ready entry of that level lies below
     cdef list delayed                 # heap of (due ms, offset)
-    cdef list segments                # first offsets of the log's segments, rising
     cdef bint settling                # something was settled: base may move
     cdef bint moved                   # something was handed out since the last tick
-    cdef bint fetching                # a helper thread reads ahead
     cdef uint64_t unreadable_end      # of the last new messages that cannot be read
     cdef object timer
     cdef object expiry
@@ -104,9 +102,7 @@ cdef class Backlog:
     cdef int bury_exhausted(self, uint64_t offset, uint32_t attempts, uint32_t strikes) except -1
     cdef bint bury_due(self, int64_t now_ms) except -1
 
-    cdef int _read_ahead(self, Place place) except -1
     cdef int _make_entry(self, message_view *m) except -2
-    cdef uint64_t _segment_of(self, uint64_t offset)
     cdef bint _skip_new(self, uint64_t upto, object reason) except -1
 
     cdef bint can(self, Member m) noexcept

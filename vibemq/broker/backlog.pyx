@@ -9,7 +9,6 @@ attempt is delayed.  Expired, purged and overflowing messages leave from the fro
 the dead-letter queue is settled when its copy there is kept, so a crash in between leaves two and never none.
 """
 
-import bisect
 import heapq
 import logging
 from functools import partial
@@ -30,7 +29,7 @@ from vibemq.broker.expiry import Expiry
 from vibemq.broker.options import DROPPED, FailureReason, Overflow
 from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
 from vibemq.once_a_minute import OnceAMinute
-from vibemq.storage.log import drop_before, segments
+from vibemq.storage.log import drop_before
 
 logger = logging.getLogger(__name__)
 failing = OnceAMinute(logger)
@@ -60,14 +59,12 @@ cdef class Backlog:
         self.delayed, self.graves, self.burying, self.dead = [], [], {}, {}
         self.unreadable_end = NOWHERE
         self.timer = queue.table.timers.timer(self._on_time)
-        self.cursor = Cursor(queue.table.messages, queue.stream.log, queue.key)
-        self.probe = Probe(queue.table.messages, queue.stream.log, queue.key)
-        self.segments = segments(queue.stream.log.directory)
+        self.reading = Reading(queue)
         # What came when nobody was home counts as new.
         self.arrived = (core.word_load(&self.control.looked) or queue.log_end() + 1) - 1
         self._skip_dropped()
         self.next = core.word_load(&self.control.next)
-        self.cursor.seek(self.next)
+        self.reading.cursor.seek(self.next)
         self.ready_from_base()
         self._begin_expiry()
         self.burials = Burials(self, queue)
@@ -96,20 +93,18 @@ cdef class Backlog:
 
     cdef int tick(self) except -1:
         """Hold no descriptors that nobody needs."""
-        if not self.fetching and not self.moved:
-            self.cursor.close()
-            self.probe.close()
+        if not self.reading.fetching and not self.moved:
+            self.reading.close()
         self.moved = False
         return 0
 
     cdef bint is_idle(self) except -1:
-        return not self.burials.making and not self.dead and not self.fetching and not self.overflows()
+        return not self.burials.making and not self.dead and not self.reading.fetching and not self.overflows()
 
     cdef int stop(self) except -1:
         self.stopped = True
         self.timer.end()
-        self.cursor.close()
-        self.probe.close()
+        self.reading.close()
         self.burials.close()
         for m in self.members.values():
             if (<Member> m).consumer is not None:
@@ -176,11 +171,8 @@ cdef class Backlog:
     cdef err look(self, uint64_t offset, message_view *m) except *:
         """The message whose entry is in hand.  ERR_NOT_CACHED: a helper fetches it; else the log has the error."""
         cdef fault f
-        cdef err e = self.probe.look(offset, self._segment_of(offset), self.entry.place,
-                                     <unsigned short> self.word.index, m, &f)
-        if e == ERR_NOT_CACHED:
-            self._read_ahead(self.probe)
-        elif e != OK:
+        cdef err e = self.reading.look(offset, self.entry.place, <unsigned short> self.word.index, m, &f)
+        if e != OK and e != ERR_NOT_CACHED:
             logger.error("queue %s: message %d cannot be read: %s", self.queue.name, offset, storage_error(e, &f))
         return e
 
@@ -194,12 +186,12 @@ cdef class Backlog:
         cdef bint unreadable
         cdef int passed_over = 0
         while True:
-            e = self.cursor.next(m, &f)
+            e = self.reading.cursor.next(m, &f)
             if e == ERR_END:
                 return e
             unreadable = e == ERR_CORRUPT and m.offset != NOWHERE
             if (e == OK or unreadable) and self._make_entry(m) < 0:
-                self.cursor.seek(m.offset)
+                self.reading.cursor.seek(m.offset)
                 return ERR_END
             if e == OK:
                 return e
@@ -215,30 +207,20 @@ cdef class Backlog:
                     return ERR_END
                 continue
             if e == ERR_NOT_CACHED:
-                self._read_ahead(self.cursor)
+                self.reading.ahead(self.reading.cursor)
                 return e
             if e == ERR_CORRUPT:
                 logger.error("queue %s: %s: its messages are passed over", self.queue.name, storage_error(e, &f))
-                e = self.cursor.pass_damage(&f)
+                e = self.reading.cursor.pass_damage(&f)
                 if e == OK:
                     continue
             if e == ERR_NOT_FOUND:
                 self._skip_dropped()
                 self.next = max(self.next, core.word_load(&self.control.next))
-                self.cursor.seek(self.next)
+                self.reading.cursor.seek(self.next)
             self.say(e, "cannot be read: %s", storage_error(e, &f))
             self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
             return ERR_END
-
-    cdef int _read_ahead(self, Place place) except -1:
-        """What is there is on disk only: go on once a helper thread has read it."""
-        self.queue.table.messages.read_ahead(place, self._fetched)
-        self.fetching = True
-        return 0
-
-    def _fetched(self):
-        self.fetching = False
-        self.queue.mark()
 
     cdef int _make_entry(self, message_view *m) except -2:
         """An entry for the message at `next` or, after a gap, beyond it; -1 when there is no room for one."""
@@ -271,12 +253,8 @@ cdef class Backlog:
         entry.place = m.place
         core.word_store(&entry.word, core.ledger_pack(self.word))
         core.word_store(&self.control.next, self.next)
-        if m.segment > <uint64_t> self.segments[len(self.segments) - 1]:
-            self.segments.append(m.segment)
+        self.reading.came_to(m.segment)
         return 0
-
-    cdef uint64_t _segment_of(self, uint64_t offset):
-        return self.segments[max(0, bisect.bisect_right(self.segments, offset) - 1)]
 
     # ---- members ----
 
@@ -409,7 +387,7 @@ cdef class Backlog:
             if budget == 0:
                 return True
             budget -= 1
-            if self.fetching or len(self.dead) >= DEAD_MAX or self.pick_new(&v) != OK:
+            if self.reading.fetching or len(self.dead) >= DEAD_MAX or self.pick_new(&v) != OK:
                 return False
             self.bury(v.offset, reason, 0)
         return False
@@ -448,7 +426,7 @@ cdef class Backlog:
             if self._make_entry(&v) == 0:
                 core.word_store(&self.entry.word, LEDGER_SETTLED)
         self.count_out(reason, self.next - began)
-        self.cursor.seek(self.next)
+        self.reading.cursor.seek(self.next)
         self.settling = True
         return self.next >= upto
 
@@ -482,7 +460,8 @@ cdef class Backlog:
         cdef err e
         cdef uint64_t offset
         cdef int budget = CLEAR_BUDGET
-        while self.graves and self.graves[0][0] <= now_ms and not self.fetching and not self.queue.table.holds_copies:
+        while self.graves and self.graves[0][0] <= now_ms and not self.reading.fetching \
+                and not self.queue.table.holds_copies:
             if budget == 0:
                 return True
             budget -= 1
@@ -493,10 +472,8 @@ cdef class Backlog:
             _, offset, reason, attempts = self.graves[0]
             e = OK
             if self.take_up(offset, NULL):
-                e = self.probe.look(offset, self._segment_of(offset), self.entry.place,
-                                    <unsigned short> self.word.index, &v, &f)
+                e = self.reading.look(offset, self.entry.place, <unsigned short> self.word.index, &v, &f)
                 if e == ERR_NOT_CACHED:
-                    self._read_ahead(self.probe)
                     return False
             heapq.heappop(self.graves)
             if self.entry == NULL or (not self.is_fan_out and self.word.state != LEDGER_DEAD):
@@ -558,9 +535,7 @@ cdef class Backlog:
     cdef int settle_base(self, uint64_t floor) except -1:
         cdef uint64_t base = core.ledger_settle(self.raw, floor, BLOCKS_PER_TURN)
         self.settling = False
-        if not self.queue.options.keep and len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
-            while len(self.segments) > 1 and <uint64_t> self.segments[1] <= base:
-                del self.segments[0]
+        if not self.queue.options.keep and self.reading.leaves(base):
             drop = partial(drop_before, self.queue.stream.log.directory, base)
             self.queue.table.helpers.submit_sync(drop, self.segments_dropped)
         return 0

@@ -271,7 +271,7 @@ cdef class FanOut(Backlog):
         budget = max(<int> BUDGET, MESSAGES_PER_MEMBER * <int> len(members))
         for m in members:
             self._copies(m, &budget)
-            if self.fetching:
+            if self.reading.fetching:
                 return False
             if m.again and m.again[0][0] > self.queue.table.now_ms:
                 self.timer.at_most(m.again[0][0])

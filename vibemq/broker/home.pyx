@@ -349,7 +349,7 @@ cdef class Home:
         backlog.wake_delayed(now_ms)
         more = self._take_out(now_ms)
         more = backlog.bury_due(now_ms) or more
-        if not backlog.fetching and (backlog.expiry is None or backlog.next >= backlog.expired):
+        if not backlog.reading.fetching and (backlog.expiry is None or backlog.next >= backlog.expired):
             more = self.backlog.hand_out() or more  # but nothing that has expired, while that cannot be taken out
         more = self.backlog.overflow() or more  # afterwards: what a consumer has room for is not too much
         if backlog.settling:

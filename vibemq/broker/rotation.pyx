@@ -227,7 +227,7 @@ cdef class Rotation(Backlog):
             for m in list(self.able):
                 while budget > 0 and m.aside_seen != self.aside_version and self.can(m) and self._give_aside(m):
                     budget -= 1
-                if self.fetching:
+                if self.reading.fetching:
                     return more
             m = None
         while budget > 0:
@@ -313,7 +313,7 @@ cdef class Rotation(Backlog):
         cdef message_view v
         cdef int budget = BUDGET
         while budget > 0:
-            if self.fetching or self.ready >= AHEAD_MAX or self.pick_new(&v) != OK:
+            if self.reading.fetching or self.ready >= AHEAD_MAX or self.pick_new(&v) != OK:
                 return False
             self.word.priority = priority_of(&v)
             core.word_store(&self.entry.word, core.ledger_pack(self.word))

@@ -62,7 +62,7 @@ class Archiver:
     def __init__(self, config: Remote, metadata: Metadata, board: Board, bucket: Bucket, epochs: Epochs, epoch: int):
         self.config, self.metadata, self.board, self.bucket, self.epochs = config, metadata, board, bucket, epochs
         self.write_ahead = WriteAhead(bucket, config, epoch)
-        self.tier = Tier(config, bucket, metadata, self._uploaded)
+        self.tier = Tier(config, epochs, metadata, self._uploaded)
         self.service = Service(os.path.dirname(metadata.path), bucket, self.tier, self.status)
         self.by_slot: dict[int, Followed] = {}
         self._dirty: dict[int, None] = {}  # slots with chunks to send, in order

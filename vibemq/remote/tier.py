@@ -6,8 +6,9 @@ is complete. A stub beside it in the log's directory (csrc/log/FORMAT.md) says t
 retention may take the file here. Objects of segments that retention has taken altogether, and of streams that were
 deleted, go too.
 
-A segment that is damaged here is not sent while write-ahead objects have the same chunks whole: these are kept, the
-status names the stream, and neither it nor any other stops being served.
+A segment of durability `remote` that is damaged here is made whole before it is sent, from the write-ahead objects
+that have its chunks (repairing.py). Where they do not, it is not sent: what there is is kept, the status names the
+stream, and neither it nor any other stops being served.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import vibemq.storage.cold as cold
 from vibemq.config import Remote
 from vibemq.errors import RemoteError, StorageError
 from vibemq.once_a_minute import OnceAMinute
-from vibemq.remote.bucket import Bucket
 from vibemq.remote.cache import Cache
+from vibemq.remote.epochs import Epochs
 from vibemq.remote.objects import Kind, Place
+from vibemq.remote.repairing import repair
 from vibemq.remote.stubs import mend, place_of, places_of_all
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, housekeep
 from vibemq.storage.metadata import Metadata
@@ -45,6 +47,11 @@ FORGETS_AT_A_TIME = 8
 #: How often it looks which objects retention has made superfluous.
 SWEEP_S = 30.0
 SUFFIXES = {"tracking": Kind.TRACKING, "index": Kind.INDEX, "segment": Kind.SEGMENT}
+#: Of a segment that is damaged here.
+BEYOND_REPAIR = (
+    "whole in no write-ahead object, so it is not sent up; what is whole in it is served from here; to have the rest, "
+    "put objects that are missing or damaged back from a copy or a version of the bucket, and start the broker again"
+)
 GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
 
 log = logging.getLogger("vibemq.remote")
@@ -60,10 +67,11 @@ class Paused(NamedTuple):
 
 class Tier:
     def __init__(
-        self, config: Remote, bucket: Bucket, metadata: Metadata, uploaded: Callable[[str, int], None]
+        self, config: Remote, epochs: Epochs, metadata: Metadata, uploaded: Callable[[str, int], None]
     ) -> None:
         """``uploaded(incarnation, offset)``: the store has closed segments up to there."""
-        self.config, self.bucket, self.metadata = config, bucket, metadata
+        bucket = epochs.bucket
+        self.config, self.epochs, self.bucket, self.metadata = config, epochs, bucket, metadata
         self.cache = Cache(config, bucket, metadata.streams_dir)
         self._uploaded = uploaded
         self._is_looking = True
@@ -72,6 +80,7 @@ class Tier:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._places: dict[str, list[Place]] = {}  # of each stream, rising
+        self._beyond_repair: dict[str, int] = {}  # its segment, which is not tried again: objects only go
         self._forgets = asyncio.Semaphore(FORGETS_AT_A_TIME)
         self._says = OnceAMinute(log, logging.ERROR)
         self.segments = self.segment_bytes = 0
@@ -193,10 +202,10 @@ class Tier:
     async def _upload(self, record: StreamRecord, first: int, after: int) -> None:
         directory = record.directory
         epoch = await asyncio.to_thread(_make_durable, directory)
+        if record.durability == "remote":
+            await self._make_whole(record, first, after)
         stub = await asyncio.to_thread(cold.describe, directory, first, after, epoch)
         place = place_of(record.incarnation, stub)
-        if record.durability == "remote":
-            await asyncio.to_thread(_require_whole, directory, first, after)
         files = {
             "tracking": _path(directory, after, "tracking"),
             "index": _path(directory, first, "index"),
@@ -210,6 +219,25 @@ class Tier:
         self.segments += 1
         self.segment_bytes += stub.size_bytes
         self._uploaded(record.incarnation, after)
+
+    async def _make_whole(self, record: StreamRecord, first: int, after: int) -> None:
+        """Raises StorageError where a chunk is damaged here, and whole in no write-ahead object."""
+        path = _path(record.directory, first, "segment")
+        damage = await asyncio.to_thread(_damage, path, first, after)
+        if not damage:
+            return
+        if self._beyond_repair.get(record.incarnation) != first:
+            is_there = await asyncio.to_thread(_remote_offset, record.directory) >= after  # else objects come yet
+            if await repair(self.epochs, record.incarnation, path, first, after):
+                left = await asyncio.to_thread(_damage, path, first, after)
+                if not left:
+                    said = "stream %r: damage on this disk is repaired from the object store: %s"
+                    log.warning(said, record.name, damage)
+                    return
+                damage = left
+            if is_there:
+                self._beyond_repair[record.incarnation] = first
+        raise StorageError("ERR_CORRUPT", f"{damage}; damaged on this disk, and {BEYOND_REPAIR}")
 
     # ---- away ----
 
@@ -225,6 +253,7 @@ class Tier:
             self._places.pop(incarnation, None)
             self._looks.pop(incarnation, None)
             self._pauses.pop(incarnation, None)
+            self._beyond_repair.pop(incarnation, None)
             self.cache.forget(incarnation)
             self.in_background(self._forget(f"streams/{incarnation}/"))
 
@@ -355,35 +384,33 @@ def _first_offset(directory: str) -> int:
         held.close()
 
 
-def _require_whole(directory: str, first: int, after: int) -> None:
-    """Raises StorageError where a chunk of a closed segment is not what was written.
+def _remote_offset(directory: str) -> int:
+    held = Log(directory)
+    try:
+        return held.remote_offset
+    finally:
+        held.close()
+
+
+def _damage(path: str, first: int, after: int) -> str:
+    """What of a closed segment is not what was written; "": nothing.
 
     What lies behind the last offset was never committed.
     """
-    path = _path(directory, first, "segment")
     walk = Walk(first, path)
     try:
         for piece in _pieces(path):
             walk.take(piece)
     except StorageError as problem:
         if walk.next < after:
-            raise _damaged_here(directory, str(problem)) from None
+            return str(problem)
     else:
         if walk.next <= after:
             try:
                 walk.end()
             except StorageError as problem:
-                raise _damaged_here(directory, str(problem)) from None
-    if walk.damaged:
-        raise _damaged_here(directory, f"{path}: {walk.first_damage}")
-
-
-def _damaged_here(directory: str, why: str) -> StorageError:
-    return StorageError(
-        "ERR_CORRUPT",
-        f"{why}: damaged on this disk, and kept in the object store as it was confirmed; to have it here again, end "
-        f"the broker, put {directory} elsewhere and start it",
-    )
+                return str(problem)
+    return f"{path}: {walk.first_damage}" if walk.damaged else ""
 
 
 def _pieces(path: str) -> Iterator[bytes]:

@@ -356,6 +356,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "stream %r cannot be sent to the object store: %s",
         "segments of stream %r are not sent up yet: %r",
     ),
+    "remote_segment_repaired": ("stream %r: damage on this disk is repaired from the object store: %s",),
     "remote_not_deleted": (
         "what is superfluous in the object store is not deleted yet: %s",
         "what is below %s of a deleted stream stays: `vibemq remote prune` deletes it: %s",

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A segment that comes in pieces of any size, as from the object store: each chunk's checks, in constant memory."""
 
+from typing import NamedTuple
+
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -19,6 +21,7 @@ cdef extern from "log/chunk.h" nogil:
         int64_t timestamp_ms
         uint64_t chunk_id
     err chunk_header_read(const uint8_t *data, uint64_t size, uint32_t seed, chunk *out)
+    uint64_t chunk_bytes(const chunk *c)
 cdef extern from "log/segment.h" nogil:
     enum:
         SEGMENT_HEADER_BYTES
@@ -26,6 +29,33 @@ cdef extern from "log/segment.h" nogil:
         uint64_t first_offset, suspect_position
         uint32_t seed
     err segment_header_read(const char *path, const uint8_t *data, uint64_t size, segment_header *out, fault *f)
+
+CHUNK_HEADER_BYTES = core.CHUNK_HEADER_BYTES
+
+
+class ChunkSeen(NamedTuple):
+    """Bytes of a chunk, the offsets [first, next) of its messages, and whether all of it is there as it was written."""
+
+    size: int
+    first: int
+    next: int
+    is_whole: bool
+
+
+def chunk_at(const uint8_t[::1] data not None, uint32_t seed) -> ChunkSeen | None:
+    """What ``data`` begins with, in a segment of that seed; its header may be all that is there.  None: no chunk."""
+    cdef uint64_t size = data.shape[0], at
+    cdef chunk c
+    cdef bint is_whole = False
+    if size < core.CHUNK_HEADER_BYTES or chunk_header_read(&data[0], size, seed, &c) != OK:
+        return None
+    if size >= chunk_bytes(&c):
+        at = core.CHUNK_HEADER_BYTES + c.bloom_bytes
+        with nogil:
+            is_whole = crc32_update(0, &data[0] + at, c.data_bytes) == c.crc and (
+                c.trailer_bytes == 0 or crc32_update(0, &data[0] + at + c.data_bytes, c.trailer_bytes) == c.trailer_crc)
+    return ChunkSeen(chunk_bytes(&c), c.chunk_id, c.chunk_id + c.records, is_whole)
+
 
 cdef enum:
     FILE_HEADER, HEADER, FILTER, ENTRIES, TRAILER, LOST

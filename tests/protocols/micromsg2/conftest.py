@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 import pytest
-from authority import Authority
+from authority import Authority, tls_flags
 from fixtures import connection, shared_broker
 from peers.micromsg2 import PASSWORD, ROOT, Micromsg2Peer, connected
 from running import Running, broker
@@ -35,10 +35,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("micromsg2-guarded")
     authority = Authority(folder)
     server = authority.issue("server")
-    tls = ("--set", f"tls.certificate={server.certificate}", "--set", f"tls.key={server.key}")
-    first = ("--set", f"native.superuser_name={ROOT}", "--set", f"native.superuser_password={PASSWORD}")
-    ports = ("--set", "streams.tls_port=0", "--set", "signalr.tls_port=0", "--set", "micromsg2.tls_port=0")
-    with broker(folder / "data", *first, *tls, *ports) as running:
+    first = {"native__superuser_name": ROOT, "native__superuser_password": PASSWORD}
+    with broker(folder / "data", *tls_flags(server, **first, micromsg2__tls_port=0)) as running:
         metadata = Metadata(metadata_path(str(folder / "data")))
         yield Guarded(running, metadata, authority)
         metadata.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from authority import Authority
+from authority import Authority, tls_flags
 from peers.http import HANDSHAKE_ANSWER, JSON_HANDSHAKE, RS, HttpPeer, answer, call
 from peers.streams import server_of
 from running import Running, broker, wait_until
@@ -19,16 +19,9 @@ CONNECTIONS_MAX = 200
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Running]:
     server = authority.issue("server")
-    settings = (f"tls.certificate={server.certificate}", f"tls.key={server.key}", "streams.tls_port=0")
-    options = [word for setting in (*settings, "signalr.tls_port=0") for word in ("--set", setting)]
-    with broker(tmp_path_factory.mktemp("several") / "data", *options, workers=WORKERS) as running:
+    with broker(tmp_path_factory.mktemp("several") / "data", *tls_flags(server), workers=WORKERS) as running:
         yield running
 
 

@@ -9,27 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from authority import Authority
+from authority import Authority, tls_flags
 from peers.http import DEADLINE_S, HANDSHAKE_ANSWER, JSON_HANDSHAKE, HttpPeer, answer, call
 from running import Running, broker
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
 def secured(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     server = authority.issue("server")
-    options = {
-        "tls.certificate": server.certificate,
-        "tls.key": server.key,
-        "streams.tls_port": 0,
-        "signalr.tls_port": 0,
-    }
-    flags = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
-    with broker(tmp_path_factory.mktemp("secured") / "data", *flags, workers=1) as running:
+    with broker(tmp_path_factory.mktemp("secured") / "data", *tls_flags(server), workers=1) as running:
         yield running
 
 

@@ -5,7 +5,7 @@ import time
 from contextlib import closing
 
 import pytest
-from authority import Authority
+from authority import tls_flags
 from peers.streams import GUEST, Peer, connected
 from running import broker
 
@@ -97,11 +97,6 @@ def test_anonymous_is_not_offered_where_there_is_no_guest(tmp_path):
 # ---- TLS ----
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
 USERS = {
     "distinguished_name": "CN=client,O=tests",
     "common_name": "client",
@@ -113,18 +108,14 @@ USERS = {
 def secured(request, tmp_path_factory, authority):
     """A broker that takes a user from the certificate, and the name by which it knows that of these tests."""
     server = authority.issue("server")
-    settings = {
-        "tls.certificate": server.certificate,
-        "tls.key": server.key,
-        "tls.verify": "optional",
-        "tls.client_ca": authority.certificate,
-        "streams.tls_port": 0,
-        "signalr.tls_port": 0,
-        "streams.advertised_tls_host": "broker.test",
-        "streams.advertised_tls_port": 1234,
-        "streams.certificate_user": request.param,
-    }
-    flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    flags = tls_flags(
+        server,
+        tls__verify="optional",
+        tls__client_ca=authority.certificate,
+        streams__advertised_tls_host="broker.test",
+        streams__advertised_tls_port=1234,
+        streams__certificate_user=request.param,
+    )
     folder = tmp_path_factory.mktemp("secured") / "data"
     with broker(folder, *SHORT_DELAY, *flags) as running, closing(Metadata(metadata_path(str(folder)))) as metadata:
         metadata.add_user(USERS[request.param], "", is_superuser=False)

@@ -5,7 +5,7 @@ import * as api from "./api.js"
 import { ask, choice, field } from "./dialog.js"
 import { h } from "./dom.js"
 import { NONE } from "./format.js"
-import { table } from "./table.js"
+import { action, table } from "./table.js"
 
 const GUEST = "guest" // built in: it can only be taken away
 const TAGS = "administrator, monitoring, policymaker, management; none: the page is not for this user"
@@ -47,37 +47,10 @@ export const accounts = {
                   "span",
                   { class: "buttons" },
                   row.name !== GUEST && [
-                    h(
-                      "button",
-                      {
-                        type: "button",
-                        class: "small",
-                        "aria-label": `Tags of ${row.name}`,
-                        onclick: () => editUser(row),
-                      },
-                      "Tags",
-                    ),
-                    h(
-                      "button",
-                      {
-                        type: "button",
-                        class: "small",
-                        "aria-label": `Password of ${row.name}`,
-                        onclick: () => password(row),
-                      },
-                      "Password",
-                    ),
+                    action("Tags", `Tags of ${row.name}`, () => editUser(row)),
+                    action("Password", `Password of ${row.name}`, () => password(row)),
                   ],
-                  h(
-                    "button",
-                    {
-                      type: "button",
-                      class: "small",
-                      "aria-label": `Delete ${row.name}`,
-                      onclick: () => removeUser(row),
-                    },
-                    "Delete",
-                  ),
+                  action("Delete", `Delete ${row.name}`, () => removeUser(row)),
                 ),
             },
           ],
@@ -103,26 +76,8 @@ export const accounts = {
                 h(
                   "span",
                   { class: "buttons" },
-                  h(
-                    "button",
-                    {
-                      type: "button",
-                      class: "small",
-                      "aria-label": `Change ${row.user} in ${row.vhost}`,
-                      onclick: () => grant(row, users, names),
-                    },
-                    "Change",
-                  ),
-                  h(
-                    "button",
-                    {
-                      type: "button",
-                      class: "small",
-                      "aria-label": `Take from ${row.user} in ${row.vhost}`,
-                      onclick: () => revoke(row),
-                    },
-                    "Take",
-                  ),
+                  action("Change", `Change ${row.user} in ${row.vhost}`, () => grant(row, users, names)),
+                  action("Take", `Take from ${row.user} in ${row.vhost}`, () => revoke(row)),
                 ),
             },
           ],
@@ -140,18 +95,7 @@ export const accounts = {
             { label: "Description", wide: true, cell: (row) => row.description || NONE },
             {
               label: "",
-              cell: (row) =>
-                row.name !== "/" &&
-                h(
-                  "button",
-                  {
-                    type: "button",
-                    class: "small",
-                    "aria-label": `Delete ${row.name}`,
-                    onclick: () => removeVhost(row),
-                  },
-                  "Delete",
-                ),
+              cell: (row) => row.name !== "/" && action("Delete", `Delete ${row.name}`, () => removeVhost(row)),
             },
           ],
         }),

@@ -3,7 +3,7 @@ import * as api from "./api.js"
 import { ask, field } from "./dialog.js"
 import { h } from "./dom.js"
 import { ago, count, moment, NONE } from "./format.js"
-import { filter, pager, sorting, table } from "./table.js"
+import { action, filter, pager, sorting, table } from "./table.js"
 
 const PAGE_ROWS = 50
 
@@ -40,12 +40,7 @@ export const connections = {
         name: "close",
         label: "",
         sorts: false,
-        cell: (row) =>
-          h(
-            "button",
-            { type: "button", class: "small", "aria-label": `Close ${row.name}`, onclick: () => close(row) },
-            "Close",
-          ),
+        cell: (row) => action("Close", `Close ${row.name}`, () => close(row)),
       },
     ]
     return [

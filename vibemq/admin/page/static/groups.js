@@ -6,7 +6,7 @@ import { ask, field } from "./dialog.js"
 import { h } from "./dom.js"
 import { count, NONE } from "./format.js"
 import { streamLink } from "./streams.js"
-import { table } from "./table.js"
+import { action, table } from "./table.js"
 
 export const groups = {
   title: () => "Super streams and groups",
@@ -51,15 +51,7 @@ export const groups = {
                   row.partitions.slice(0, 24).map(({ vhost, destination: name }) => streamLink({ vhost, name })),
                 ),
             },
-            {
-              label: "",
-              cell: (row) =>
-                h(
-                  "button",
-                  { type: "button", class: "small", "aria-label": `Delete ${row.name}`, onclick: () => remove(row) },
-                  "Delete",
-                ),
-            },
+            { label: "", cell: (row) => action("Delete", `Delete ${row.name}`, () => remove(row)) },
           ],
           empty: "There is none. It spreads one stream over several partitions.",
         }),

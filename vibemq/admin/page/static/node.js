@@ -2,7 +2,7 @@
 import * as api from "./api.js"
 import { h } from "./dom.js"
 import { bytes, count, duration, moment, NONE, plural } from "./format.js"
-import { alarms, tile } from "./overview.js"
+import { alarms, doors, tile } from "./overview.js"
 import { table } from "./table.js"
 
 export const node = {
@@ -58,21 +58,7 @@ export const node = {
           ],
         }),
       ),
-      h(
-        "section",
-        { "aria-labelledby": "doors" },
-        h("h2", { id: "doors" }, "Doors"),
-        h(
-          "ul",
-          { class: "doors" },
-          found.doors.map((door) => h("li", {}, h("b", {}, door.name), " ", h("code", {}, door.address))),
-        ),
-        h(
-          "p",
-          { class: "hint" },
-          `VibeMQ ${found.version}, ${found.node}, process ${found.pid}, data in ${found.data_dir}`,
-        ),
-      ),
+      doors(found, `process ${found.pid}, data in ${found.data_dir}`),
       h(
         "section",
         { "aria-labelledby": "remote" },

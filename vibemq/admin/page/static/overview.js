@@ -17,6 +17,19 @@ export const tile = (label, value, more = "", below = "") =>
     h("dd", {}, value, more && h("small", {}, more), below && h("small", { class: "below" }, below)),
   )
 
+export const doors = (found, more) =>
+  h(
+    "section",
+    { "aria-labelledby": "doors" },
+    h("h2", { id: "doors" }, "Doors"),
+    h(
+      "ul",
+      { class: "doors" },
+      found.doors.map((door) => h("li", {}, h("b", {}, door.name), " ", h("code", {}, door.address))),
+    ),
+    h("p", { class: "hint" }, `VibeMQ ${found.version}, ${found.node}, ${more}`),
+  )
+
 export const RATES = [
   { name: "published", label: "published", tone: "one" },
   { name: "delivered", label: "delivered", tone: "two" },
@@ -104,21 +117,7 @@ export const overview = {
               : "There is no stream and no queue yet: vibemq publish hello '{\"number\": 1}' makes one, and it appears here.",
         }),
       ),
-      h(
-        "section",
-        { "aria-labelledby": "doors" },
-        h("h2", { id: "doors" }, "Doors"),
-        h(
-          "ul",
-          { class: "doors" },
-          found.doors.map((door) => h("li", {}, h("b", {}, door.name), " ", h("code", {}, door.address))),
-        ),
-        h(
-          "p",
-          { class: "hint" },
-          `VibeMQ ${found.version}, ${found.node}, up for ${duration(found.uptime_ms)}, ${plural(found.workers.count, "worker")}`,
-        ),
-      ),
+      doors(found, `up for ${duration(found.uptime_ms)}, ${plural(found.workers.count, "worker")}`),
     ]
   },
 }

@@ -2,7 +2,7 @@
 import * as api from "./api.js"
 import { ask, choice, field } from "./dialog.js"
 import { h } from "./dom.js"
-import { table } from "./table.js"
+import { action, table } from "./table.js"
 
 export const policies = {
   title: () => "Policies",
@@ -38,26 +38,8 @@ export const policies = {
                     h(
                       "span",
                       { class: "buttons" },
-                      h(
-                        "button",
-                        {
-                          type: "button",
-                          class: "small",
-                          "aria-label": `Change ${row.name}`,
-                          onclick: () => edit(row, vhosts),
-                        },
-                        "Change",
-                      ),
-                      h(
-                        "button",
-                        {
-                          type: "button",
-                          class: "small",
-                          "aria-label": `Delete ${row.name}`,
-                          onclick: () => remove(row),
-                        },
-                        "Delete",
-                      ),
+                      action("Change", `Change ${row.name}`, () => edit(row, vhosts)),
+                      action("Delete", `Delete ${row.name}`, () => remove(row)),
                     ),
                 },
               ]

@@ -4,6 +4,10 @@
 import { h } from "./dom.js"
 import { count } from "./format.js"
 
+// A button in a row; `what` is said to those who do not see which row it is in.
+export const action = (text, what, onclick) =>
+  h("button", { type: "button", class: "small", "aria-label": what, onclick }, text)
+
 // `columns`: [{name, label, cell(row), is: "number", wide: true where a phone has no room, sorts: false}]
 export function table({ label, columns, rows, key, sort, isReverse, onSort, empty }) {
   const head = columns.map((column) => {
