@@ -12,8 +12,9 @@ import asyncio
 import json
 import logging
 import socket
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -32,8 +33,13 @@ from vibemq.broker.audit import Author
 from vibemq.once_a_minute import OnceAMinute
 
 PREFIX = "/api"
-THREADS_MAX = 8  # requests at once; the rest waits
-HEALTH_THREADS_MAX = 2  # of their own: requests that wait for a slow object store must not make a broker look dead
+#: Requests of the API at once; the rest waits. One that waits for a confirm, a worker that hangs or the object store
+#: holds its thread for seconds, so what must be answered meanwhile has threads of its own.
+THREADS_MAX = 8
+CTL_THREADS_MAX = 2  # `vibemq ctl` is how one looks what holds the others
+METRICS_THREADS_MAX = 2
+ACCOUNT_THREADS_MAX = 2  # who somebody is: reads a row, and never waits for anybody
+HEALTH_THREADS_MAX = 1  # for each path: what is asked there while workers hang waits for them
 HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine
 TOKEN_THREADS_MAX = 2  # they may wait for the provider's keys
 BODY_BYTES_MAX = 16 << 20  # a definitions file of tens of thousands of streams
@@ -61,11 +67,15 @@ class Server:
     def __init__(self, api: Api, authenticator: Authenticator) -> None:
         self._api = api
         self._authenticator = authenticator
-        self._page = PageDoor(api, authenticator, self._caller, self._failed_login, self._in_thread)
-        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="request")
-        self._health_threads = ThreadPoolExecutor(HEALTH_THREADS_MAX, thread_name_prefix="health")
-        self._hash_threads = ThreadPoolExecutor(HASH_THREADS_MAX, thread_name_prefix="hash")
-        self._token_threads = ThreadPoolExecutor(TOKEN_THREADS_MAX, thread_name_prefix="token")
+        self._threads = ThreadPoolExecutor(THREADS_MAX, "request")
+        self._ctl_threads = ThreadPoolExecutor(CTL_THREADS_MAX, "ctl")
+        self._metrics_threads = ThreadPoolExecutor(METRICS_THREADS_MAX, "metrics")
+        self._account_threads = ThreadPoolExecutor(ACCOUNT_THREADS_MAX, "account")
+        self._health_threads = {path: ThreadPoolExecutor(HEALTH_THREADS_MAX, "health") for path in PUBLIC_HEALTH}
+        self._hash_threads = ThreadPoolExecutor(HASH_THREADS_MAX, "hash")
+        self._token_threads = ThreadPoolExecutor(TOKEN_THREADS_MAX, "token")
+        in_thread = partial(_in_thread, self._account_threads)
+        self._page = PageDoor(api, authenticator, self._caller, self._failed_login, in_thread)
         self._runners: list[web.AppRunner] = []
         self._servers: list[asyncio.Server | SecureServer] = []
         self._failed_logins = 0  # whose answers wait
@@ -89,7 +99,8 @@ class Server:
             server.close()
         for runner in self._runners:
             await runner.cleanup()
-        for threads in (self._threads, self._health_threads, self._hash_threads, self._token_threads):
+        kinds = self._threads, self._ctl_threads, self._metrics_threads, self._account_threads
+        for threads in (*kinds, *self._health_threads.values(), self._hash_threads, self._token_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _serve(
@@ -142,8 +153,8 @@ class Server:
         if _from_another_page(request):
             raise Refused(403, "forbidden", "asked by a page of another site")
         if (check := PUBLIC_HEALTH.get(request.rel_url.raw_path)) is not None:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._health_threads, handle, self._api, "GET", check, OWNER)
+            threads = self._health_threads[request.rel_url.raw_path]
+            return cast(Answer, await _in_thread(threads, handle, self._api, "GET", check, OWNER))
         page = await self._page.answer(request)
         if page is not None:
             return page
@@ -167,10 +178,12 @@ class Server:
             path = path.removeprefix(PREFIX)
         elif path not in _METRICS:
             raise not_found(f"paths begin with {PREFIX}")
+        threads = self._metrics_threads if path in _METRICS else self._threads
+        in_thread = partial(_in_thread, self._ctl_threads if caller is OWNER else threads)
         body: object = {}
         if request.can_read_body and caller.level > NOBODY:  # who has no tag changes nothing, and must not fill memory
             try:
-                body = await self._in_thread(_parsed, await asyncio.wait_for(request.read(), BODY_S))
+                body = await in_thread(_parsed, await asyncio.wait_for(request.read(), BODY_S))
             except TimeoutError:
                 raise Refused(408, "timeout", f"no body within {BODY_S:g} s") from None
         if not isinstance(body, dict):
@@ -179,7 +192,7 @@ class Server:
         reason = request.headers.get("X-Reason", "")
         answer: Answer
         try:
-            answer = await self._in_thread(handle, self._api, method, path, caller, request.query, body, reason)
+            answer = await in_thread(handle, self._api, method, path, caller, request.query, body, reason)
         except Exception:  # a mistake of ours; the process goes on
             log.exception("%s %s failed by an error of ours", request.method, path)
             answer = Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})
@@ -187,26 +200,25 @@ class Server:
             log.info("%s %s%s, by %s", method, path, _detail(body), caller.name or "vibemq ctl")
             if self._api.audit is not None:
                 by = Author(caller.name, request.remote or "", "ctl" if caller is OWNER else "admin")
-                await self._in_thread(audit, self._api.audit, by, method, path, body)
+                await in_thread(audit, self._api.audit, by, method, path, body)
         return answer
 
     async def _caller(self, request: web.Request, user: str, password: str) -> Caller | None:
         if user == GUEST and not is_this_machine(request):
             return None
         login = (user, password, is_loopback(str(request.remote)))
-        verdict = await self._in_thread(self._authenticator.check_cached, *login)
+        verdict = await _in_thread(self._account_threads, self._authenticator.check_cached, *login)
         if verdict is None:
-            loop = asyncio.get_running_loop()
             by_token = self._authenticator.is_token(password)
             threads = self._token_threads if by_token else self._hash_threads
-            verdict = await loop.run_in_executor(threads, self._authenticator.check, *login)
+            verdict = await _in_thread(threads, self._authenticator.check, *login)
         if isinstance(verdict, TokenAccess):
             return caller_with(verdict)
         if verdict is not Verdict.OK:
             said = "%s: login of user %.*r over HTTP refused"
             refusing.say(request.remote, said, request.remote, _USER_SHOWN_MAX, user)
             return None
-        return await self._in_thread(caller_of, self._api, user)
+        return cast(Caller, await _in_thread(self._account_threads, caller_of, self._api, user))
 
     async def _failed_login(self) -> bool:
         """Let time pass before a wrong password is called wrong; False: too many wait for that already."""
@@ -219,8 +231,9 @@ class Server:
             self._failed_logins -= 1
         return True
 
-    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+async def _in_thread(threads: Executor, work: Any, *arguments: Any) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
 
 
 class _Refusal(asyncio.Protocol):
