@@ -23,9 +23,10 @@ from vibemq.access.scopes import TokenAccess
 from vibemq.access.users import GUEST, Authenticator, Verdict, basic_login, bearer_token
 from vibemq.admin.api.accounts import caller_of, caller_with
 from vibemq.admin.api.answering import handle
-from vibemq.admin.api.calls import NOBODY, OWNER, Answer, Caller, Refused, bad_request, not_found
+from vibemq.admin.api.calls import NOBODY, OWNER, Answer, Caller, Refused, bad_request, not_found, too_many
 from vibemq.admin.api.changes import audit, told
 from vibemq.admin.api.service import Api
+from vibemq.admin.failures import Failures
 from vibemq.admin.page.door import CSRF_HEADER, PageDoor
 from vibemq.admin.secure import Secured, SecureServer
 from vibemq.admin.where import is_loopback, is_this_machine
@@ -59,6 +60,7 @@ _USER_SHOWN_MAX = 255
 
 log = logging.getLogger("vibemq.admin")
 refusing = OnceAMinute(log)  # anybody may fail to log in, and must not fill the disk with it
+throttling = OnceAMinute(log)
 
 
 class Server:
@@ -78,6 +80,8 @@ class Server:
         self._page = PageDoor(api, authenticator, self._caller, self._failed_login, in_thread)
         self._runners: list[web.AppRunner] = []
         self._servers: list[asyncio.Server | SecureServer] = []
+        self._failures = Failures()
+        self._hashing = asyncio.Semaphore(HASH_THREADS_MAX)
         self._failed_logins = 0  # whose answers wait
         self._silent: dict[asyncio.BaseProtocol | None, asyncio.TimerHandle] = {}  # before their first request
 
@@ -117,6 +121,8 @@ class Server:
                 return _response(await answer(request))
             except Refused as refused:
                 response = _response(refused.answer)
+                if refused.retry_s:
+                    response.headers["Retry-After"] = str(refused.retry_s)
                 if refused.error == "not_authorized" and CSRF_HEADER not in request.headers:
                     # Nobody has logged in; the page asks for that itself, and no browser should.
                     response.headers["WWW-Authenticate"] = f'Basic realm="{REALM}"'
@@ -164,8 +170,8 @@ class Server:
             login = "", token
         caller = await (self._page.caller(request) if login is None else self._caller(request, *login))
         if caller is None:
-            if login is not None and not await self._failed_login():
-                raise Refused(429, "too_many_requests", "too many logins fail at this moment")
+            if login is not None:
+                await self._failed_login()
             raise Refused(401, "not_authorized", "Login failed")
         return await self._answer(request, caller)
 
@@ -204,14 +210,10 @@ class Server:
         return answer
 
     async def _caller(self, request: web.Request, user: str, password: str) -> Caller | None:
+        """Raises Refused."""
         if user == GUEST and not is_this_machine(request):
             return None
-        login = (user, password, is_loopback(str(request.remote)))
-        verdict = await _in_thread(self._account_threads, self._authenticator.check_cached, *login)
-        if verdict is None:
-            by_token = self._authenticator.is_token(password)
-            threads = self._token_threads if by_token else self._hash_threads
-            verdict = await _in_thread(threads, self._authenticator.check, *login)
+        verdict = await self._verdict(str(request.remote), user, password)
         if isinstance(verdict, TokenAccess):
             return caller_with(verdict)
         if verdict is not Verdict.OK:
@@ -220,16 +222,36 @@ class Server:
             return None
         return cast(Caller, await _in_thread(self._account_threads, caller_of, self._api, user))
 
-    async def _failed_login(self) -> bool:
-        """Let time pass before a wrong password is called wrong; False: too many wait for that already."""
+    async def _verdict(self, address: str, user: str, password: str) -> Verdict | TokenAccess:
+        """Raises Refused where too many logins from there have failed; tokens are signed, and cannot be guessed."""
+        login = (user, password, is_loopback(address))
+        if self._authenticator.is_token(password):
+            return cast(TokenAccess, await _in_thread(self._token_threads, self._authenticator.check, *login))
+        self._require_may_try(address, user, password)
+        verdict = await _in_thread(self._account_threads, self._authenticator.check_cached, *login)
+        if verdict is None:
+            async with self._hashing:
+                self._require_may_try(address, user, password)  # of those that waited here some have failed
+                verdict = await _in_thread(self._hash_threads, self._authenticator.check, *login)
+        (self._failures.was_right if verdict is Verdict.OK else self._failures.failed)(address, user, password)
+        return cast(Verdict, verdict)
+
+    def _require_may_try(self, address: str, user: str, password: str) -> None:
+        """Raises Refused."""
+        if wait_s := self._failures.wait_s(address, user, password):
+            throttling.say(address, "%s: too many logins over HTTP have failed, refused for %d s", address, wait_s)
+            raise too_many("too many logins from your address have failed", wait_s)
+
+    async def _failed_login(self) -> None:
+        """Let time pass before a wrong password is called wrong.  Raises Refused: too many wait for that already."""
+        delay_s = self._api.config.streams.login_failure_delay_s
         if self._failed_logins >= FAILED_LOGINS_MAX:
-            return False
+            raise too_many("too many logins fail at this moment", delay_s)
         self._failed_logins += 1
         try:
-            await asyncio.sleep(self._api.config.streams.login_failure_delay_s)
+            await asyncio.sleep(delay_s)
         finally:
             self._failed_logins -= 1
-        return True
 
 
 async def _in_thread(threads: Executor, work: Any, *arguments: Any) -> Any:
