@@ -2,8 +2,8 @@
 """How often logins over HTTP have failed, by where they come from, so that nobody can go on guessing.
 
 Behind one address may be many: a machine with all its tools, or a proxy.  So who logged in rightly from there before is
-let in with that same password while others fail.  Any other password has to wait there, be it right or wrong: the answer
-must not tell.
+let in with that same password while others fail.  Any other password has to wait there, be it right or wrong: the
+answer must not tell.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ without a lock.  Who comes is counted first, then all are added up, so there are
 to two workers at the same moment for the last place may both be refused.  While a limit is new or a worker just
 replaced, workers have not all counted for it yet, for half a second at most.
 
-**Messages** are paid for from one bucket of all workers, of a second's worth, exactly.  Who has overdrawn it is not
-read until that is paid back: no message is lost or refused, and what was read already, one frame, still counts.
+**Messages** are paid for from one bucket of all workers, of a second's worth, exactly; a new rate fills it once.  Who
+has overdrawn it is not read until that is paid back: no message is lost or refused, and what was read already, one
+frame, still counts.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class WorkerLimits:
             limited = self._limited.get(key)
             rate = None if limited is None else limited.get(PUBLISH_RATE)
             if limited is not None and rate is not None:
-                meters.append((_row(limited), limited.tag << 32 | rate, rate))  # a new rate begins with a full bucket
+                meters.append((_row(limited), limited.change, rate))
         client.meter(self.usage, meters)
 
 
