@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 from fixtures import shared_broker
-from http_caller import Http
+from http_caller import Http, Reply
 from peers.streams import DEADLINE_S
 from running import Running, broker, wait_until
 
@@ -253,6 +253,35 @@ def micromsg2_publisher(opened: ExitStack, running: Running, user: str, name: st
 
 
 PUBLISHERS = {"native": native_publisher, "streams": streams_publisher, "micromsg2": micromsg2_publisher}
+
+
+@pytest.mark.parametrize("kind", ["user", "vhost"])
+def test_what_is_published_over_http_counts_and_is_refused_beyond_the_rate(
+    served: Running, http_of: Http, user: str, name: str, kind: str
+) -> None:
+    body = {"properties": {}, "routing_key": name, "payload": "x", "payload_encoding": "string"}
+    http, count = Http(served, user, PASSWORD), 0
+
+    def post_one() -> Reply:
+        return http.call("POST", "stream", "/", name, "messages", body={"body": "x"})
+
+    with streams(served, user) as connection:
+        connection.create(name)
+        with connection.publisher(name) as publisher:
+            limit(http_of, kind, user if kind == "user" else "/", publish_rate=1)
+            try:
+                while (reply := http.call("POST", "exchanges", "/", "amq.default", "publish", body=body)).status == 200:
+                    count += 1
+                    assert count < 100, "nothing is refused"
+                assert reply.status == 429 and int(reply.headers["Retry-After"]) == 1
+                publisher.publish([b"x"] * 1000)
+                wait_until(lambda: int(post_one().headers["Retry-After"]) > 900, "what came by another door counts")
+                assert post_one().status == 429 and "publish-rate" in post_one().json["reason"]
+            finally:
+                limit(http_of, kind, user if kind == "user" else "/", publish_rate=-1)
+        assert post_one().status == 201
+    assert http_of.get("queues", "/", name)["messages"] == count + 1001
+    assert http_of.status("DELETE", "queues", "/", name) == 204
 
 
 def test_a_limit_that_is_taken_away_lets_go_at_once(served: Running, http_of: Http, user: str, name: str) -> None:

@@ -121,8 +121,6 @@ class Server:
                 return _response(await answer(request))
             except Refused as refused:
                 response = _response(refused.answer)
-                if refused.retry_s:
-                    response.headers["Retry-After"] = str(refused.retry_s)
                 if refused.error == "not_authorized" and CSRF_HEADER not in request.headers:
                     # Nobody has logged in; the page asks for that itself, and no browser should.
                     response.headers["WWW-Authenticate"] = f'Basic realm="{REALM}"'
@@ -304,4 +302,6 @@ def _response(answer: Answer | web.Response) -> web.Response:
     response = web.Response(status=answer.status, text=text, content_type="application/json", charset=None)
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Content-Type-Options"] = "nosniff"
+    if answer.retry_s:
+        response.headers["Retry-After"] = str(answer.retry_s)
     return response

@@ -16,6 +16,8 @@ frame, still counts.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from typing import TYPE_CHECKING
 
 from vibemq.once_a_minute import OnceAMinute
@@ -100,13 +102,26 @@ class WorkerLimits:
 
     def _meter(self, client: Client) -> None:
         """Its messages are counted from now on, where they are limited."""
-        meters = []
-        for key in client.counted:
+        client.meter(self.usage, self._rates(client.counted))
+
+    def _rates(self, keys: tuple[Key, ...]) -> list[tuple[int, int, int]]:
+        found = []
+        for key in keys:
             limited = self._limited.get(key)
             rate = None if limited is None else limited.get(PUBLISH_RATE)
             if limited is not None and rate is not None:
-                meters.append((_row(limited), limited.change, rate))
-        client.meter(self.usage, meters)
+                found.append((_row(limited), limited.change, rate))
+        return found
+
+    def take_one(self, user: str, vhost: str) -> int:
+        """Count one message of somebody who has no connection here.  Else for how many us it must not come."""
+        rates, now_us = self._rates(((USER, user), (VHOST, vhost))), time.monotonic_ns() // 1000
+        waits = [self.usage.spent(row, change, 0, now_us) for row, change, _ in rates]
+        if any(waits):
+            return max(waits)
+        for row, change, rate in rates:
+            self.usage.spent(row, change, math.ceil(1e6 / rate), now_us)
+        return 0
 
 
 def _row(limited: Limited) -> int:

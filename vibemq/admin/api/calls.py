@@ -58,10 +58,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``body`` goes out as JSON, text as it is, None as nothing."""
+    """``body`` goes out as JSON, text as it is, None as nothing.
+
+    ``retry_s``: after how long it may be tried again, 0 where that is not said."""
 
     status: int
     body: Any = None
+    retry_s: int = 0
 
 
 def values(call: Call, name: str) -> list[str]:
@@ -73,9 +76,7 @@ def values(call: Call, name: str) -> list[str]:
 
 
 class Refused(Exception):
-    """The request cannot be done; ``status`` and ``error`` are HTTP's and RabbitMQ's words for why.
-
-    ``retry_s``: after how long it may be tried again, 0 where that is not said."""
+    """The request cannot be done; ``status`` and ``error`` are HTTP's and RabbitMQ's words for why."""
 
     def __init__(self, status: int, error: str, reason: str, retry_s: int = 0) -> None:
         super().__init__(reason)
@@ -83,7 +84,7 @@ class Refused(Exception):
 
     @property
     def answer(self) -> Answer:
-        return Answer(self.status, {"error": self.error, "reason": str(self)})
+        return Answer(self.status, {"error": self.error, "reason": str(self)}, self.retry_s)
 
 
 def too_many(reason: str, retry_s: float) -> Refused:
