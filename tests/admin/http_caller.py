@@ -32,8 +32,10 @@ class Reply:
 class Http:
     """Each call is a connection of its own."""
 
-    def __init__(self, running: Running, user: str = "guest", password: str = "guest") -> None:
-        self.running = running
+    def __init__(
+        self, running: Running, user: str = "guest", password: str = "guest", address: str = "127.0.0.1"
+    ) -> None:
+        self.running, self.address = running, address
         self.login = base64.b64encode(f"{user}:{password}".encode()).decode()
 
     def call(self, method: str, *parts: str, body: object = None, query: str = "", **headers: str) -> Reply:
@@ -42,7 +44,9 @@ class Http:
         return self.raw(method, path + query, None if body is None else json.dumps(body), **headers)
 
     def raw(self, method: str, path: str, body: str | None = None, **headers: str) -> Reply:
-        connection = http.client.HTTPConnection(self.running.host, self.running.admin_port, timeout=DEADLINE_S)
+        connection = http.client.HTTPConnection(
+            self.running.host, self.running.admin_port, timeout=DEADLINE_S, source_address=(self.address, 0)
+        )
         sent = {"Authorization": f"Basic {self.login}", **{name.replace("_", "-"): v for name, v in headers.items()}}
         try:
             connection.request(method, path, body, sent)

@@ -2,14 +2,19 @@
 """Callers of the management API that connect and say nothing, or come in masses, do no harm."""
 
 import asyncio
+import json
 import socket
+import threading
 from types import SimpleNamespace
 
 import pytest
+from http_caller import DEADLINE_S
 
+from vibemq.access.users import Authenticator as RealAuthenticator
 from vibemq.access.users import Verdict
 from vibemq.admin import http
 from vibemq.admin.api.calls import Answer
+from vibemq.storage.metadata import Metadata
 
 
 class Api:
@@ -18,6 +23,9 @@ class Api:
 
 
 class Authenticator:
+    def is_token(self, _):
+        return False
+
     def check_cached(self, *_):
         return Verdict.REFUSED
 
@@ -27,9 +35,9 @@ def served(tmp_path, monkeypatch):
     """Runs a test against the address of a server, in one loop with it."""
     monkeypatch.setattr(http, "handle", lambda *_: Answer(200, {"status": "ok"}))
 
-    def run(test):
+    def run(test, api=None, authenticator=None):
         async def serve_and_test():
-            server = http.Server(Api(), Authenticator())
+            server = http.Server(api or Api(), authenticator or Authenticator())
             over_tcp = socket.create_server(("127.0.0.1", 0))
             with socket.socket(socket.AF_UNIX) as over_unix:
                 over_unix.bind(str(tmp_path / "ctl.sock"))
@@ -122,3 +130,61 @@ def test_only_so_many_wrong_passwords_wait_for_their_answer(served, monkeypatch)
         assert sorted(answers) == [b"HTTP/1.1 401 Unauthorized\r\n"] * 2 + [b"HTTP/1.1 429 Too Many Requests\r\n"]
 
     served(test)
+
+
+GUEST_LOGIN = "Authorization: Basic Z3Vlc3Q6Z3Vlc3Q="
+PAGE_LOGIN = json.dumps({"user": "guest", "password": "guest"})
+#: What is asked, with its headers and body, and the paths that wait while it must be answered.
+PROMPT = (
+    ("GET /health/live HTTP/1.1", "", "", ("/overview", "/healthchecks/node", "/health/ready", "/metrics")),
+    ("GET /health/ready HTTP/1.1", "", "", ("/overview", "/healthchecks/node", "/metrics")),
+    ("GET /metrics HTTP/1.1", GUEST_LOGIN, "", ("/overview", "/healthchecks/node")),
+    ("POST /page/login HTTP/1.1", "Content-Type: application/json", PAGE_LOGIN, ("/overview", "/metrics")),
+)
+WAITS = {
+    "/overview": ("GET /api/overview HTTP/1.1", GUEST_LOGIN),
+    "/healthchecks/node": ("GET /health HTTP/1.1", ""),
+    "/health/ready": ("GET /health/ready HTTP/1.1", ""),
+    "/metrics": ("GET /metrics HTTP/1.1", GUEST_LOGIN),
+}
+
+
+async def ask(connection, line, headers="", body=""):
+    reader, writer = connection
+    sent = [line, "Host: localhost", f"Content-Length: {len(body)}", *([headers] if headers else ()), "", body]
+    writer.write("\r\n".join(sent).encode())
+    return await reader.readline()
+
+
+@pytest.mark.parametrize(("line", "headers", "body", "waiting"), PROMPT, ids=[each[0].split()[1] for each in PROMPT])
+def test_it_is_answered_while_requests_hold_every_thread_that_they_may(
+    served, tmp_path, monkeypatch, line, headers, body, waiting
+):
+    over, held = threading.Event(), threading.Semaphore(0)
+
+    def handle(api, method, path, *_):
+        if path in waiting:
+            held.release()
+            over.wait()
+        return Answer(200, {"status": "ok"})
+
+    monkeypatch.setattr(http, "handle", handle)
+    api = Api()
+    api.metadata, api.audit = Metadata(str(tmp_path / "meta.db")), None
+
+    async def test(host, port):
+        try:
+            asked = []
+            for path in waiting:
+                connections = [await asyncio.open_connection(host, port) for _ in range(2 * http.THREADS_MAX)]
+                asked += [asyncio.create_task(ask(connection, *WAITS[path])) for connection in connections]
+            for _ in range(http.THREADS_MAX):
+                await asyncio.to_thread(held.acquire)
+            asking = ask(await asyncio.open_connection(host, port), line, headers, body)
+            assert await asyncio.wait_for(asking, DEADLINE_S) == b"HTTP/1.1 200 OK\r\n"
+            assert not any(task.done() for task in asked)
+        finally:
+            over.set()
+        assert set(await asyncio.gather(*asked)) == {b"HTTP/1.1 200 OK\r\n"}
+
+    served(test, api, RealAuthenticator(api.metadata, guest_allowed=True))

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 from fixtures import shared_broker
-from http_caller import Http
+from http_caller import Http, Reply
 from peers.streams import DEADLINE_S
 from running import Running, broker, wait_until
 
@@ -28,7 +28,7 @@ from vibemq.storage.shm import Usage
 
 PASSWORD = "correct horse battery"
 ROOT = ("--set", "native.superuser_name=root", "--set", f"native.superuser_password={PASSWORD}")
-SECOND_NS = 1_000_000_000
+SECOND_US = 1_000_000
 
 served = shared_broker("limited", *ROOT)
 
@@ -255,6 +255,35 @@ def micromsg2_publisher(opened: ExitStack, running: Running, user: str, name: st
 PUBLISHERS = {"native": native_publisher, "streams": streams_publisher, "micromsg2": micromsg2_publisher}
 
 
+@pytest.mark.parametrize("kind", ["user", "vhost"])
+def test_what_is_published_over_http_counts_and_is_refused_beyond_the_rate(
+    served: Running, http_of: Http, user: str, name: str, kind: str
+) -> None:
+    body = {"properties": {}, "routing_key": name, "payload": "x", "payload_encoding": "string"}
+    http, count = Http(served, user, PASSWORD), 0
+
+    def post_one() -> Reply:
+        return http.call("POST", "stream", "/", name, "messages", body={"body": "x"})
+
+    with streams(served, user) as connection:
+        connection.create(name)
+        with connection.publisher(name) as publisher:
+            limit(http_of, kind, user if kind == "user" else "/", publish_rate=1)
+            try:
+                while (reply := http.call("POST", "exchanges", "/", "amq.default", "publish", body=body)).status == 200:
+                    count += 1
+                    assert count < 100, "nothing is refused"
+                assert reply.status == 429 and int(reply.headers["Retry-After"]) == 1
+                publisher.publish([b"x"] * 1000)
+                wait_until(lambda: int(post_one().headers["Retry-After"]) > 900, "what came by another door counts")
+                assert post_one().status == 429 and "publish-rate" in post_one().json["reason"]
+            finally:
+                limit(http_of, kind, user if kind == "user" else "/", publish_rate=-1)
+        assert post_one().status == 201
+    assert http_of.get("queues", "/", name)["messages"] == count + 1001
+    assert http_of.status("DELETE", "queues", "/", name) == 204
+
+
 def test_a_limit_that_is_taken_away_lets_go_at_once(served: Running, http_of: Http, user: str, name: str) -> None:
     limit(http_of, "user", user, publish_rate=1)
     with streams(served, user) as connection:
@@ -269,17 +298,42 @@ def test_a_limit_that_is_taken_away_lets_go_at_once(served: Running, http_of: Ht
 
 def test_all_spend_from_one_bucket_of_a_second() -> None:
     usage = Usage(4, 3)
-    at = 10**12
-    assert usage.spent(1, 7, 100, 100.0, at) == 0  # what a second brings, at once
-    assert usage.spent(1, 7, 50, 100.0, at) == SECOND_NS // 2
-    assert usage.spent(1, 7, 0, 100.0, at + SECOND_NS // 4) == SECOND_NS // 4
-    assert usage.spent(1, 7, 0, 100.0, at + SECOND_NS // 2) == 0
-    assert usage.spent(1, 7, 1, 100.0, at + SECOND_NS // 2) == SECOND_NS // 100
-    assert usage.spent(2, 7, 100, 100.0, at) == 0  # another's
-    assert usage.spent(1, 7, 1_000_000, 100.0, at + SECOND_NS) > 9000 * SECOND_NS
-    assert usage.spent(1, 8, 100, 100.0, at + SECOND_NS) == 0  # a new limit begins with a full bucket
-    assert usage.spent(1, 8, 100, 100.0, at + 100 * SECOND_NS) == 0  # and never has more than that
-    assert usage.spent(1, 8, 100, 100.0, at + 100 * SECOND_NS) == SECOND_NS
+    at = 10**9
+    assert usage.spent(1, 7, SECOND_US, at) == 0  # what a second brings, at once
+    assert usage.spent(1, 7, SECOND_US // 2, at) == SECOND_US // 2
+    assert usage.spent(1, 7, 0, at + SECOND_US // 4) == SECOND_US // 4
+    assert usage.spent(1, 7, 0, at + SECOND_US // 2) == 0
+    assert usage.spent(1, 7, SECOND_US // 100, at + SECOND_US // 2) == SECOND_US // 100
+    assert usage.spent(2, 7, SECOND_US, at) == 0  # another's
+    assert usage.spent(1, 7, 10_000 * SECOND_US, at + SECOND_US) > 9000 * SECOND_US
+    assert usage.spent(1, 8, SECOND_US, at + SECOND_US) == 0  # a new rate begins with a full bucket
+    assert usage.spent(1, 8, SECOND_US, at + 100 * SECOND_US) == 0  # and never has more than that
+    assert usage.spent(1, 8, SECOND_US, at + 100 * SECOND_US) == SECOND_US
+    assert usage.spent(1, 8, 2**64 - 1, at) > 2**47  # more than it can count is as much as it can
+
+
+def test_who_does_not_know_of_a_new_rate_yet_spends_from_its_bucket() -> None:
+    for old, new in ((7, 8), (2**16 - 1, 0), (2**16 - 1, 3)):
+        usage = Usage(1, 2)
+        waits = [usage.spent(0, change, SECOND_US, 10**9) for change in (old, new, old, new, old)]
+        assert waits == [0, 0, SECOND_US, 2 * SECOND_US, 3 * SECOND_US]
+
+
+def test_a_new_rate_fills_the_bucket_once_though_workers_learn_of_it_at_the_same_time() -> None:
+    workers, rows, cost = 2, 20_000, 2 * SECOND_US
+    usage, come = Usage(rows, workers), Usage(rows, workers)
+    children = []
+    for worker in range(workers):
+        pid = os.fork()
+        if not pid:
+            for row in range(rows):
+                while come.count(row, 1, worker, 1) < workers:
+                    pass
+                usage.spent(row, 1, cost, 10**9)
+            os._exit(0)
+        children.append(pid)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0] * workers
+    assert {usage.spent(row, 1, 0, 10**9) for row in range(rows)} == {workers * cost - SECOND_US}
 
 
 def test_connections_are_added_up_by_owner() -> None:

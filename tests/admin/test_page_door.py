@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from http_caller import STREAM
 
-from vibemq.admin.page.logins import FAILURES_MAX, FAILURES_WITHIN_S, Failures
+from vibemq.admin.failures import FAILURES_MAX, FAILURES_WITHIN_S
 
 PASSWORD = "a-password-of-erin"
 
@@ -171,22 +171,7 @@ def test_who_fails_too_often_has_to_wait_and_nobody_else_does(managed):
     guessing = Browser(managed, "127.0.0.2")
     with ThreadPoolExecutor(FAILURES_MAX) as threads:
         answers = list(threads.map(lambda _: guessing.log_in("nobody", "wrong"), range(FAILURES_MAX)))
-    assert {answer.status for answer in answers} <= {401, 429}
+    assert {answer.status for answer in answers} == {401}
     late = guessing.log_in("guest", "guest")  # also with the right one
     assert late.status == 429 and 0 < int(late.headers["Retry-After"]) <= FAILURES_WITHIN_S
     assert Browser(managed).log_in().status == 200
-
-
-def test_failures_are_forgotten_in_time_and_counted_by_network():
-    now = [0.0]
-    failures = Failures(lambda: now[0])
-    for number in range(FAILURES_MAX):
-        assert failures.wait_s("2001:db8::1") == 0
-        failures.begin(f"2001:db8::{number}")
-    assert failures.wait_s("2001:db8::ffff") == FAILURES_WITHIN_S  # the same /64
-    assert failures.wait_s("2001:db8:1::1") == 0
-    failures.take_back("2001:db8::5", 0.0)
-    assert failures.wait_s("2001:db8::1") == 0
-    failures.begin("2001:db8::1")
-    now[0] = FAILURES_WITHIN_S
-    assert failures.wait_s("2001:db8::1") == 0

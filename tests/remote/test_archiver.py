@@ -15,16 +15,19 @@ from test_damage import other_boot
 
 import vibemq.server.archiver as process
 from vibemq import config
-from vibemq.errors import Superseded
+from vibemq.errors import StorageError, Superseded
 from vibemq.remote import archiver as archiver_module
 from vibemq.remote import opening, restoring
 from vibemq.remote.archiver import Archiver
 from vibemq.remote.bucket import Away, Bucket
 from vibemq.remote.epochs import Epochs, WriteAheadObject
+from vibemq.remote.followed import CARRIED_BYTES_MAX, Followed
+from vibemq.remote.write_ahead import Object
 from vibemq.server import opening as server_opening
 from vibemq.storage import cold, identity, shm
 from vibemq.storage.log import SEGMENT_HEADER_BYTES
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.tail import local_segments
 
 pytest.importorskip("obstore", reason="needs the extra remote")
 pytestmark = pytest.mark.timeout(60)
@@ -208,6 +211,66 @@ def test_streams_that_cannot_be_followed_or_sent_are_named_and_the_others_are_se
     said = asyncio.run(serve())
     assert said["streams_not_followed"] == 1
     assert {"events", "tiered"} == said["streams_that_cannot_be_sent"].keys()  # type: ignore[attr-defined]
+
+
+def test_objects_that_a_stream_needs_stay_while_it_cannot_be_sent_and_until_it_was_sent_again(world):
+    fd, doorbells = board()
+    numbers: list[tuple[int, ...]] = []
+
+    async def serve() -> None:
+        epochs = Epochs(world.bucket, "vibemq", world.data)
+        made = Archiver(
+            world.remote, world.metadata, shm.Board(fd, 0, doorbells), world.bucket, epochs, await epochs.take()
+        )
+
+        async def pruned() -> None:
+            made._prune()
+            await asyncio.gather(*made.tier._tasks)
+            numbers.append((made.write_ahead.first, made.write_ahead.confirmed))
+
+        async def sent() -> None:
+            await made._turn(lambda: False)
+            await until(lambda: not made.write_ahead.waiting, "the object is there")
+
+        made._follow_all()
+        made.tier._looks.clear()  # nothing goes up
+        await sent()
+        failed = made.by_slot[world.record("events").slot]
+        made._failed(failed, StorageError("ERR_IO", "input/output error"))
+        for followed in made.by_slot.values():
+            followed.begun.clear()  # as if all the others needed no object any more
+        for _ in range(3):
+            made.write_ahead.send(await made.write_ahead.begin())
+        await until(lambda: not made.write_ahead.waiting, "three more")
+        await pruned()
+        made._follow_again()
+        await pruned()
+        await sent()
+        await pruned()
+        for followed in made.by_slot.values():
+            followed.close()
+        await made.write_ahead.close(END_S_MAX)
+
+    asyncio.run(serve())
+    (first, _), (again, _), (after, confirmed) = numbers
+    assert first == again == 0, "what it needs lies in the first object"
+    assert after == confirmed - 1, "all but the newest, which now has it"
+
+
+def test_a_damaged_active_segment_is_closed_to_be_repaired_and_takes_no_older_objects_place(world):
+    directory = world.directory("events")
+    segment = int(world.files("events", "segment")[-1].stem)
+    followed = Followed(world.record("events"))
+    assert followed.tail.committed[0] == segment and followed.tail.position < CARRIED_BYTES_MAX
+    made = Object(0, bytearray(4 << 20))
+    assert followed.put_chunks(made, 4 << 20, lambda _: None)
+    for mark in made.marks:
+        mark()
+    flip(world.files("events", "segment")[-1], SEGMENT_HEADER_BYTES + 200)
+    followed.again(5)
+    assert followed.needs_from() == 0 and not followed.has_chunks, "it is not sent again"
+    assert local_segments(str(directory))[-1] == followed.tail.committed[0] > segment
+    followed.close()
 
 
 def test_a_newer_epoch_is_noticed_without_any_traffic_and_ends_the_archiver_with_its_own_exit_code(

@@ -12,8 +12,9 @@ import asyncio
 import json
 import logging
 import socket
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -22,9 +23,10 @@ from vibemq.access.scopes import TokenAccess
 from vibemq.access.users import GUEST, Authenticator, Verdict, basic_login, bearer_token
 from vibemq.admin.api.accounts import caller_of, caller_with
 from vibemq.admin.api.answering import handle
-from vibemq.admin.api.calls import NOBODY, OWNER, Answer, Caller, Refused, bad_request, not_found
+from vibemq.admin.api.calls import NOBODY, OWNER, Answer, Caller, Refused, bad_request, not_found, too_many
 from vibemq.admin.api.changes import audit, told
 from vibemq.admin.api.service import Api
+from vibemq.admin.failures import Failures
 from vibemq.admin.page.door import CSRF_HEADER, PageDoor
 from vibemq.admin.secure import Secured, SecureServer
 from vibemq.admin.where import is_loopback, is_this_machine
@@ -32,8 +34,13 @@ from vibemq.broker.audit import Author
 from vibemq.once_a_minute import OnceAMinute
 
 PREFIX = "/api"
-THREADS_MAX = 8  # requests at once; the rest waits
-HEALTH_THREADS_MAX = 2  # of their own: requests that wait for a slow object store must not make a broker look dead
+#: Requests of the API at once; the rest waits. One that waits for a confirm, a worker that hangs or the object store
+#: holds its thread for seconds, so what must be answered meanwhile has threads of its own.
+THREADS_MAX = 8
+CTL_THREADS_MAX = 2  # `vibemq ctl` is how one looks what holds the others
+METRICS_THREADS_MAX = 2
+ACCOUNT_THREADS_MAX = 2  # who somebody is: reads a row, and never waits for anybody
+HEALTH_THREADS_MAX = 1  # for each path: what is asked there while workers hang waits for them
 HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine
 TOKEN_THREADS_MAX = 2  # they may wait for the provider's keys
 BODY_BYTES_MAX = 16 << 20  # a definitions file of tens of thousands of streams
@@ -53,6 +60,7 @@ _USER_SHOWN_MAX = 255
 
 log = logging.getLogger("vibemq.admin")
 refusing = OnceAMinute(log)  # anybody may fail to log in, and must not fill the disk with it
+throttling = OnceAMinute(log)
 
 
 class Server:
@@ -61,13 +69,19 @@ class Server:
     def __init__(self, api: Api, authenticator: Authenticator) -> None:
         self._api = api
         self._authenticator = authenticator
-        self._page = PageDoor(api, authenticator, self._caller, self._failed_login, self._in_thread)
-        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="request")
-        self._health_threads = ThreadPoolExecutor(HEALTH_THREADS_MAX, thread_name_prefix="health")
-        self._hash_threads = ThreadPoolExecutor(HASH_THREADS_MAX, thread_name_prefix="hash")
-        self._token_threads = ThreadPoolExecutor(TOKEN_THREADS_MAX, thread_name_prefix="token")
+        self._threads = ThreadPoolExecutor(THREADS_MAX, "request")
+        self._ctl_threads = ThreadPoolExecutor(CTL_THREADS_MAX, "ctl")
+        self._metrics_threads = ThreadPoolExecutor(METRICS_THREADS_MAX, "metrics")
+        self._account_threads = ThreadPoolExecutor(ACCOUNT_THREADS_MAX, "account")
+        self._health_threads = {path: ThreadPoolExecutor(HEALTH_THREADS_MAX, "health") for path in PUBLIC_HEALTH}
+        self._hash_threads = ThreadPoolExecutor(HASH_THREADS_MAX, "hash")
+        self._token_threads = ThreadPoolExecutor(TOKEN_THREADS_MAX, "token")
+        in_thread = partial(_in_thread, self._account_threads)
+        self._page = PageDoor(api, authenticator, self._caller, self._failed_login, in_thread)
         self._runners: list[web.AppRunner] = []
         self._servers: list[asyncio.Server | SecureServer] = []
+        self._failures = Failures()
+        self._hashing = asyncio.Semaphore(HASH_THREADS_MAX)
         self._failed_logins = 0  # whose answers wait
         self._silent: dict[asyncio.BaseProtocol | None, asyncio.TimerHandle] = {}  # before their first request
 
@@ -89,7 +103,8 @@ class Server:
             server.close()
         for runner in self._runners:
             await runner.cleanup()
-        for threads in (self._threads, self._health_threads, self._hash_threads, self._token_threads):
+        kinds = self._threads, self._ctl_threads, self._metrics_threads, self._account_threads
+        for threads in (*kinds, *self._health_threads.values(), self._hash_threads, self._token_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _serve(
@@ -142,8 +157,8 @@ class Server:
         if _from_another_page(request):
             raise Refused(403, "forbidden", "asked by a page of another site")
         if (check := PUBLIC_HEALTH.get(request.rel_url.raw_path)) is not None:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._health_threads, handle, self._api, "GET", check, OWNER)
+            threads = self._health_threads[request.rel_url.raw_path]
+            return cast(Answer, await _in_thread(threads, handle, self._api, "GET", check, OWNER))
         page = await self._page.answer(request)
         if page is not None:
             return page
@@ -153,8 +168,8 @@ class Server:
             login = "", token
         caller = await (self._page.caller(request) if login is None else self._caller(request, *login))
         if caller is None:
-            if login is not None and not await self._failed_login():
-                raise Refused(429, "too_many_requests", "too many logins fail at this moment")
+            if login is not None:
+                await self._failed_login()
             raise Refused(401, "not_authorized", "Login failed")
         return await self._answer(request, caller)
 
@@ -167,10 +182,12 @@ class Server:
             path = path.removeprefix(PREFIX)
         elif path not in _METRICS:
             raise not_found(f"paths begin with {PREFIX}")
+        threads = self._metrics_threads if path in _METRICS else self._threads
+        in_thread = partial(_in_thread, self._ctl_threads if caller is OWNER else threads)
         body: object = {}
         if request.can_read_body and caller.level > NOBODY:  # who has no tag changes nothing, and must not fill memory
             try:
-                body = await self._in_thread(_parsed, await asyncio.wait_for(request.read(), BODY_S))
+                body = await in_thread(_parsed, await asyncio.wait_for(request.read(), BODY_S))
             except TimeoutError:
                 raise Refused(408, "timeout", f"no body within {BODY_S:g} s") from None
         if not isinstance(body, dict):
@@ -179,7 +196,7 @@ class Server:
         reason = request.headers.get("X-Reason", "")
         answer: Answer
         try:
-            answer = await self._in_thread(handle, self._api, method, path, caller, request.query, body, reason)
+            answer = await in_thread(handle, self._api, method, path, caller, request.query, body, reason)
         except Exception:  # a mistake of ours; the process goes on
             log.exception("%s %s failed by an error of ours", request.method, path)
             answer = Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})
@@ -187,40 +204,56 @@ class Server:
             log.info("%s %s%s, by %s", method, path, _detail(body), caller.name or "vibemq ctl")
             if self._api.audit is not None:
                 by = Author(caller.name, request.remote or "", "ctl" if caller is OWNER else "admin")
-                await self._in_thread(audit, self._api.audit, by, method, path, body)
+                await in_thread(audit, self._api.audit, by, method, path, body)
         return answer
 
     async def _caller(self, request: web.Request, user: str, password: str) -> Caller | None:
+        """Raises Refused."""
         if user == GUEST and not is_this_machine(request):
             return None
-        login = (user, password, is_loopback(str(request.remote)))
-        verdict = await self._in_thread(self._authenticator.check_cached, *login)
-        if verdict is None:
-            loop = asyncio.get_running_loop()
-            by_token = self._authenticator.is_token(password)
-            threads = self._token_threads if by_token else self._hash_threads
-            verdict = await loop.run_in_executor(threads, self._authenticator.check, *login)
+        verdict = await self._verdict(str(request.remote), user, password)
         if isinstance(verdict, TokenAccess):
             return caller_with(verdict)
         if verdict is not Verdict.OK:
             said = "%s: login of user %.*r over HTTP refused"
             refusing.say(request.remote, said, request.remote, _USER_SHOWN_MAX, user)
             return None
-        return await self._in_thread(caller_of, self._api, user)
+        return cast(Caller, await _in_thread(self._account_threads, caller_of, self._api, user))
 
-    async def _failed_login(self) -> bool:
-        """Let time pass before a wrong password is called wrong; False: too many wait for that already."""
+    async def _verdict(self, address: str, user: str, password: str) -> Verdict | TokenAccess:
+        """Raises Refused where too many logins from there have failed; tokens are signed, and cannot be guessed."""
+        login = (user, password, is_loopback(address))
+        if self._authenticator.is_token(password):
+            return cast(TokenAccess, await _in_thread(self._token_threads, self._authenticator.check, *login))
+        self._require_may_try(address, user, password)
+        verdict = await _in_thread(self._account_threads, self._authenticator.check_cached, *login)
+        if verdict is None:
+            async with self._hashing:
+                self._require_may_try(address, user, password)  # of those that waited here some have failed
+                verdict = await _in_thread(self._hash_threads, self._authenticator.check, *login)
+        (self._failures.was_right if verdict is Verdict.OK else self._failures.failed)(address, user, password)
+        return cast(Verdict, verdict)
+
+    def _require_may_try(self, address: str, user: str, password: str) -> None:
+        """Raises Refused."""
+        if wait_s := self._failures.wait_s(address, user, password):
+            throttling.say(address, "%s: too many logins over HTTP have failed, refused for %d s", address, wait_s)
+            raise too_many("too many logins from your address have failed", wait_s)
+
+    async def _failed_login(self) -> None:
+        """Let time pass before a wrong password is called wrong.  Raises Refused: too many wait for that already."""
+        delay_s = self._api.config.streams.login_failure_delay_s
         if self._failed_logins >= FAILED_LOGINS_MAX:
-            return False
+            raise too_many("too many logins fail at this moment", delay_s)
         self._failed_logins += 1
         try:
-            await asyncio.sleep(self._api.config.streams.login_failure_delay_s)
+            await asyncio.sleep(delay_s)
         finally:
             self._failed_logins -= 1
-        return True
 
-    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+async def _in_thread(threads: Executor, work: Any, *arguments: Any) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
 
 
 class _Refusal(asyncio.Protocol):
@@ -269,4 +302,6 @@ def _response(answer: Answer | web.Response) -> web.Response:
     response = web.Response(status=answer.status, text=text, content_type="application/json", charset=None)
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Content-Type-Options"] = "nosniff"
+    if answer.retry_s:
+        response.headers["Retry-After"] = str(answer.retry_s)
     return response

@@ -290,6 +290,11 @@ class Catalog:
             raise StreamNotFound(name)
         return self.delete(virtual_host, name, by=by)
 
+    def say_purged(self, virtual_host: str, name: str, count: int, *, by: Author) -> None:
+        """A worker's loop has purged a queue of so many messages; the audit log may block."""
+        if self.audit is not None:
+            self.audit.say(by, "queue.purged", name, vhost=virtual_host, messages=count)
+
     def _say(self, by: Author, what: str, record: StreamRecord, **details: Any) -> None:
         if self.audit is not None:
             self.audit.say(by, what, record.name, vhost=record.vhost, **details)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from vibemq.broker.messages cimport message_view
 from vibemq.net.door cimport Session
 from vibemq.storage.shm cimport Usage, letter
@@ -13,8 +13,9 @@ cdef enum:
 # A rate that all clients of a user or a virtual host share.
 cdef struct meter_of:
     uint32_t row
-    uint64_t tag
-    double rate                       # messages a second
+    uint16_t change                   # the rate's number
+    double message_us                 # the time that one message costs
+    double left_us                    # less than 1, of what was not counted yet
 
 
 # Whoever publishes and consumes through a door: who it is, what it may do, and how much of it waits here.  Each limit
@@ -46,7 +47,7 @@ cdef class Client:
     cdef bint parks_no_more(self) noexcept
     # It has published so many; only to be called where it has meters.
     cdef int spend(self, uint64_t count) except -1
-    cdef int _hold_for(self, int64_t wait_ns, int64_t now_ns) except -1
+    cdef int _hold_for(self, uint64_t wait_us, uint64_t now_us) except -1
     # This reason holds now, or no longer.
     cdef int hold(self, unsigned int reason, bint holds) except -1
     cdef int _look_at_parked(self) except -1

@@ -80,12 +80,13 @@ cdef class Client:
         return self.hold(PAUSE_COMMAND, self.burying > 0)
 
     def meter(self, Usage usage, meters):
-        """What it publishes is counted from now on for these: (row, tag, messages a second)."""
+        """What it publishes is counted from now on for these: (row, number of the rate, messages a second)."""
         self.meters, self.usage = 0, usage
-        for row, tag, rate in meters[:METERS_MAX]:
+        for row, change, rate in meters[:METERS_MAX]:
             self.rates[self.meters].row = row
-            self.rates[self.meters].tag = tag
-            self.rates[self.meters].rate = rate
+            self.rates[self.meters].change = change
+            self.rates[self.meters].message_us = 1e6 / rate
+            self.rates[self.meters].left_us = 0
             self.meters += 1
         self.spend(0)  # an old limit holds it no longer
 
@@ -96,20 +97,24 @@ cdef class Client:
             self.rate_timer = None
 
     cdef int spend(self, uint64_t count) except -1:
-        cdef int64_t now_ns = time.monotonic_ns(), wait_ns = 0
+        cdef uint64_t now_us = time.monotonic_ns() // 1000, wait_us = 0, cost_us
+        cdef meter_of *rate
         cdef int i
         for i in range(self.meters):
-            wait_ns = max(wait_ns, self.usage.spend(self.rates[i].row, self.rates[i].tag, count, self.rates[i].rate,
-                                                    now_ns))
-        return self._hold_for(wait_ns, now_ns)
+            rate = &self.rates[i]
+            rate.left_us += count * rate.message_us
+            cost_us = <uint64_t> rate.left_us
+            rate.left_us -= cost_us
+            wait_us = max(wait_us, self.usage.spend(rate.row, rate.change, cost_us, now_us))
+        return self._hold_for(wait_us, now_us)
 
-    cdef int _hold_for(self, int64_t wait_ns, int64_t now_ns) except -1:
+    cdef int _hold_for(self, uint64_t wait_us, uint64_t now_us) except -1:
         """Not read until what was published is paid for."""
-        if wait_ns <= 0:
+        if not wait_us:
             return self.hold(PAUSE_RATE, False)
         if self.rate_timer is None:
             self.rate_timer = self.broker.timers.timer(self._paid)
-        self.rate_timer.set((now_ns + wait_ns) // 1000000 + 1)
+        self.rate_timer.set((now_us + wait_us) // 1000 + 1)
         return self.hold(PAUSE_RATE, True)
 
     def _paid(self, now_ms):

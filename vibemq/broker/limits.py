@@ -8,13 +8,16 @@ without a lock.  Who comes is counted first, then all are added up, so there are
 to two workers at the same moment for the last place may both be refused.  While a limit is new or a worker just
 replaced, workers have not all counted for it yet, for half a second at most.
 
-**Messages** are paid for from one bucket of all workers, of a second's worth, exactly.  Who has overdrawn it is not
-read until that is paid back: no message is lost or refused, and what was read already, one frame, still counts.
+**Messages** are paid for from one bucket of all workers, of a second's worth, exactly; a new rate fills it once.  Who
+has overdrawn it is not read until that is paid back: no message is lost or refused, and what was read already, one
+frame, still counts.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from typing import TYPE_CHECKING
 
 from vibemq.once_a_minute import OnceAMinute
@@ -99,13 +102,26 @@ class WorkerLimits:
 
     def _meter(self, client: Client) -> None:
         """Its messages are counted from now on, where they are limited."""
-        meters = []
-        for key in client.counted:
+        client.meter(self.usage, self._rates(client.counted))
+
+    def _rates(self, keys: tuple[Key, ...]) -> list[tuple[int, int, int]]:
+        found = []
+        for key in keys:
             limited = self._limited.get(key)
             rate = None if limited is None else limited.get(PUBLISH_RATE)
             if limited is not None and rate is not None:
-                meters.append((_row(limited), limited.tag << 32 | rate, rate))  # a new rate begins with a full bucket
-        client.meter(self.usage, meters)
+                found.append((_row(limited), limited.change, rate))
+        return found
+
+    def take_one(self, user: str, vhost: str) -> int:
+        """Count one message of somebody who has no connection here.  Else for how many us it must not come."""
+        rates, now_us = self._rates(((USER, user), (VHOST, vhost))), time.monotonic_ns() // 1000
+        waits = [self.usage.spent(row, change, 0, now_us) for row, change, _ in rates]
+        if any(waits):
+            return max(waits)
+        for row, change, rate in rates:
+            self.usage.spent(row, change, math.ceil(1e6 / rate), now_us)
+        return 0
 
 
 def _row(limited: Limited) -> int:

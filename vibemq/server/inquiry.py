@@ -142,7 +142,8 @@ class Inquiries:
     def _on_publish(self, question: dict[str, Any]) -> object:
         """Begin with one message: the ticket by which ``published`` tells what has become of it.
 
-        A confirm may wait for a sync, so it is not this answer."""
+        Or for how long it must wait: there is nobody here who could be read later.  A confirm may wait for a sync, so
+        it is not this answer."""
         from vibemq.broker.one_message import publish_one  # rarely needed
 
         if len(self._published) >= PUBLISHES_MAX:
@@ -150,6 +151,8 @@ class Inquiries:
             if answered is None:
                 raise LimitExceeded("messages that wait for their confirm", len(self._published), PUBLISHES_MAX)
             del self._published[answered]
+        if wait_us := self._broker.limits.take_one(question["user"], question["vhost"]):
+            return {"wait_us": wait_us}
         ticket = next(self._tickets)
         found: dict[str, object] = {"is_done": False, "offset": None, "why": ""}
 

@@ -27,6 +27,9 @@ LIMIT_MAX = 1_000_000_000
 #: Users, and virtual hosts, that may have limits: what each uses takes a cache line or more in shared memory.
 LIMITED_MAX = 8192
 USER, VHOST = "user", "vhost"
+_TAG_BITS = 32  # of the column of that name; above them is the change
+_TAG_MAX = 2**_TAG_BITS - 1
+_CHANGES = 2**16
 _TABLES = {USER: ("user_limits", "username"), VHOST: ("vhost_limits", "vhost")}
 
 
@@ -37,6 +40,7 @@ class Limited(NamedTuple):
     name: str
     slot: int  # below LIMITED_MAX, among those of its kind
     tag: int  # not 0
+    change: int  # of the accounts: the one that set the rate, modulo 2^16
     limits: dict[str, int]
 
     def get(self, limit: str) -> int | None:
@@ -53,7 +57,8 @@ class Limits(Vhosts):
         for each in (kind,) if kind is not None else (USER, VHOST):
             table, column = _TABLES[each]
             rows = self._rows(f"SELECT {column}, slot, tag, definition FROM {table} ORDER BY {column}")
-            found += [Limited(each, name, slot, tag, json.loads(text)) for name, slot, tag, text in rows]
+            for name, slot, tag, text in rows:
+                found.append(Limited(each, name, slot, tag & _TAG_MAX, tag >> _TAG_BITS, json.loads(text)))
         return found
 
     def limits_of(self, kind: str, name: str) -> dict[str, int]:
@@ -73,15 +78,19 @@ class Limits(Vhosts):
         table, column = _TABLES[kind]
         with self._changing_accounts() as db:
             (self.require_user if kind == USER else self.require_vhost)(name)
-            held = {} if instead else self.limits_of(kind, name)
-            kept = {limit: value for limit, value in (held | checked).items() if value is not None}
+            held = self.limits_of(kind, name)
+            kept = {limit: value for limit, value in (({} if instead else held) | checked).items() if value is not None}
             if not kept:
                 db.execute(f"DELETE FROM {table} WHERE {column} = ?", (name,))
                 return
+            had = db.execute(f"SELECT slot, tag FROM {table} WHERE {column} = ?", (name,)).fetchone()
+            slot, tag = had or (_free_slot(db, table), 1 + secrets.randbelow(_TAG_MAX))
+            if had is None or held.get(PUBLISH_RATE) != kept.get(PUBLISH_RATE):
+                tag = tag & _TAG_MAX | (self.account_changes() + 1) % _CHANGES << _TAG_BITS
             db.execute(
                 f"INSERT INTO {table} (slot, {column}, tag, definition) VALUES (?, ?, ?, ?) "
-                f"ON CONFLICT ({column}) DO UPDATE SET definition = excluded.definition",
-                (_free_slot(db, table), name, 1 + secrets.randbelow(2**32 - 1), json.dumps(kept, sort_keys=True)),
+                f"ON CONFLICT ({column}) DO UPDATE SET tag = excluded.tag, definition = excluded.definition",
+                (slot, name, tag, json.dumps(kept, sort_keys=True)),
             )
 
     def _refuse_by_limits(self, db: sqlite3.Connection, vhost: str, user: str, count: int, *, are_queues: bool) -> None:

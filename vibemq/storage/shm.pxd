@@ -53,8 +53,9 @@ cdef class Usage:
     cdef readonly uint32_t rows, workers
 
     cdef shared_word *_row(self, uint32_t row) except NULL
-    # Count so many messages of the limited one in `row`.  For how many ns it has to wait now.
-    cdef int64_t spend(self, uint32_t row, uint64_t tag, uint64_t count, double rate, int64_t now_ns) noexcept nogil
+    # Count messages that cost so much of the limited one's time in `row`, whose rate has the number `change`.  For how
+    # many us it has to wait now.
+    cdef uint64_t spend(self, uint32_t row, uint16_t change, uint64_t cost_us, uint64_t now_us) noexcept nogil
 
 
 cdef class Mail:

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from cpython.buffer cimport PyBuffer_Release, PyObject_GetBuffer, Py_buffer, PyBUF_WRITABLE
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
@@ -404,19 +404,24 @@ cdef class Mail:
 # ---- what the limited use ----
 
 cdef enum:
-    USAGE_TAG = 0
-    USAGE_SPENT = 1
-    USAGE_WORKERS = 2
+    USAGE_SPENT = 0
+    USAGE_WORKERS = 1
     USAGE_LINE_WORDS = 8  # of a cache line: rows of different owners share none
-    BURST_NS = 1000000000  # of what was not spent at once, so much may be spent together
+    BURST_US = 1000000    # of what was not spent at once, so much may be spent together
+
+#: Of the word: the low bits are the time until which it is paid, 8 years of microseconds; above is the rate's number.
+cdef uint64_t PAID_MAX = (<uint64_t> 1 << 48) - 1
+
 
 cdef class Usage:
     """Connections and messages of users and virtual hosts that have limits, in memory that all workers share.
 
     The supervisor makes it before the first fork.  A row has a word for each worker, which only that one writes: the
     owner's tag and how many connections it has here.  So adding them up needs no lock, and what a dead worker has left
-    there holds only until its successor has written its own.  And a row has the time until which what was published is
-    paid for at the owner's rate (one word, changed by compare-and-swap), and for which tag.
+    there holds only until its successor has written its own.  And a row has one word, changed by compare-and-swap: the
+    time until which what was published is paid for, and the number of the rate by which it was.  Numbers rise with each
+    change of a rate, modulo 2^16: so a new rate fills the bucket once, whoever comes first, and a worker that does not
+    know it yet spends from it.
     """
 
     def __cinit__(self, uint32_t rows, uint32_t workers):
@@ -450,19 +455,20 @@ cdef class Usage:
                 sum += seen & 0xFFFFFFFF
         return sum
 
-    def spent(self, uint32_t row, uint64_t tag, uint64_t count, double rate, int64_t now_ns) -> int:
+    def spent(self, uint32_t row, uint16_t change, uint64_t cost_us, uint64_t now_us) -> int:
         """`spend`, called from Python."""
         self._row(row)
-        return self.spend(row, tag, count, rate, now_ns)
+        return self.spend(row, change, cost_us, now_us)
 
-    cdef int64_t spend(self, uint32_t row, uint64_t tag, uint64_t count, double rate, int64_t now_ns) noexcept nogil:
-        cdef shared_word *words = self.words + row * self.stride
-        cdef uint64_t seen = core.word_load(&words[USAGE_TAG])
-        cdef int64_t paid
-        if seen != tag and core.word_swap(&words[USAGE_TAG], seen, tag):
-            core.word_store(&words[USAGE_SPENT], <uint64_t> (now_ns - BURST_NS))
+    cdef uint64_t spend(self, uint32_t row, uint16_t change, uint64_t cost_us, uint64_t now_us) noexcept nogil:
+        cdef shared_word *word = self.words + row * self.stride + USAGE_SPENT
+        cdef uint64_t seen, held, paid
+        cdef uint64_t least = now_us - BURST_US if now_us > BURST_US else 0
         while True:
-            seen = core.word_load(&words[USAGE_SPENT])
-            paid = max(<int64_t> seen, now_ns - BURST_NS) + <int64_t> (count * 1e9 / rate)
-            if core.word_swap(&words[USAGE_SPENT], seen, <uint64_t> paid):
-                return max(paid - now_ns, <int64_t> 0)
+            seen = core.word_load(word)
+            held, paid = seen >> 48, seen & PAID_MAX
+            if not seen or <int16_t> (change - <uint16_t> held) > 0:  # the first of all has any number
+                held, paid = change, least
+            paid = min(max(paid, least) + min(cost_us, PAID_MAX), PAID_MAX)
+            if core.word_swap(word, seen, held << 48 | paid):
+                return paid - now_us if paid > now_us else 0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -57,10 +58,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``body`` goes out as JSON, text as it is, None as nothing."""
+    """``body`` goes out as JSON, text as it is, None as nothing.
+
+    ``retry_s``: after how long it may be tried again, 0 where that is not said."""
 
     status: int
     body: Any = None
+    retry_s: int = 0
 
 
 def values(call: Call, name: str) -> list[str]:
@@ -74,13 +78,19 @@ def values(call: Call, name: str) -> list[str]:
 class Refused(Exception):
     """The request cannot be done; ``status`` and ``error`` are HTTP's and RabbitMQ's words for why."""
 
-    def __init__(self, status: int, error: str, reason: str) -> None:
+    def __init__(self, status: int, error: str, reason: str, retry_s: int = 0) -> None:
         super().__init__(reason)
-        self.status, self.error = status, error
+        self.status, self.error, self.retry_s = status, error, retry_s
 
     @property
     def answer(self) -> Answer:
-        return Answer(self.status, {"error": self.error, "reason": str(self)})
+        return Answer(self.status, {"error": self.error, "reason": str(self)}, self.retry_s)
+
+
+def too_many(reason: str, retry_s: float) -> Refused:
+    """Not now; ``retry_s``: how long to wait."""
+    seconds = max(1, math.ceil(retry_s))
+    return Refused(429, "too_many_requests", f"{reason}: wait {seconds} s", seconds)
 
 
 def not_found(what: str = "Not Found") -> Refused:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vibemq.access.users import GUEST
-from vibemq.admin.api.calls import Call, Refused, bad_request, not_found
+from vibemq.admin.api.calls import Call, bad_request, not_found
 from vibemq.admin.api.service import Api
 from vibemq.storage.limits import LEAST, USER, VHOST
 
@@ -74,7 +74,10 @@ def _set(api: Api, kind: str, call: Call, changes: dict[str, Any], *, instead: b
     if None in changes.values() and call.body:
         raise bad_request("a limit must be an integer; -1 is none")
     if kind == USER and api.metadata.find_user(name) is None:
-        raise Refused(400, "bad_request", f"{name} is built in and has no limits; users who are made have")
+        raise bad_request(
+            f"{name} is built in and has no row for limits: limit its virtual host (`vibemq ctl set_vhost_limits`), or "
+            "add a user (`vibemq users add NAME`) and remove guest"
+        )
     api.metadata.set_limits(kind, name, changes, instead=instead)
     api.accounts_changed()
 

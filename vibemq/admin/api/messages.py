@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from vibemq.admin.api.calls import Answer, Call, Refused, bad_request, mapping, not_found, optional_text, text
+from vibemq.admin.api.calls import Answer, Call, Refused, bad_request, mapping, not_found, optional_text, text, too_many
 from vibemq.admin.api.service import Api
 from vibemq.admin.api.streams import find
 from vibemq.admin.workers import NoAnswer
@@ -206,11 +206,14 @@ def _publish(
         "publish",
         vhost=record.vhost,
         name=record.name,
+        user=call.caller.name,
         body=base64.b64encode(content).decode(),
         headers=headers,
         content_type=content_type,
         peer=f"user {call.caller.name} over HTTP",
     )
+    if wait_us := begun.get("wait_us"):
+        raise too_many("you, or all in the virtual host, publish more than publish-rate allows", wait_us / 1e6)
     until = time.monotonic() + CONFIRM_WAIT_S
     while time.monotonic() < until:
         found = api.workers.ask(worker, "published", **begun)

@@ -16,7 +16,6 @@ import asyncio
 import hmac
 import json
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -28,9 +27,8 @@ from vibemq.admin.api.answering import missing_tag
 from vibemq.admin.api.calls import MANAGEMENT, Caller, Refused, bad_request, not_authorised
 from vibemq.admin.api.service import Api
 from vibemq.admin.page.files import HEADERS, Files
-from vibemq.admin.page.logins import LIFETIME_S, Failures, Logins
+from vibemq.admin.page.logins import LIFETIME_S, Logins
 from vibemq.admin.where import is_loopback, is_this_machine
-from vibemq.once_a_minute import OnceAMinute
 
 LOGIN_BYTES_MAX = 4096  # of the body of a login
 LOGIN_S = 10.0  # for that body
@@ -39,7 +37,6 @@ _COOKIE = "vibemq"
 _SECURE_COOKIE = "__Host-vibemq"  # a browser takes it over TLS only, and from no other host
 
 log = logging.getLogger("vibemq.admin")
-refusing = OnceAMinute(log)
 
 
 class PageDoor:
@@ -48,13 +45,12 @@ class PageDoor:
         api: Api,
         authenticator: Authenticator,
         check: Callable[[web.Request, str, str], Awaitable[Caller | None]],
-        let_time_pass: Callable[[], Awaitable[bool]],
+        let_time_pass: Callable[[], Awaitable[None]],
         in_thread: Callable[..., Awaitable[Any]],
     ) -> None:
-        """``check`` tells who comes with a password; ``let_time_pass`` delays a refusal, False: too many wait."""
+        """``check`` tells who comes with a password; ``let_time_pass`` delays a refusal.  Both raise Refused."""
         self._api, self._check, self._let_time_pass, self._in_thread = api, check, let_time_pass, in_thread
-        self._files, self._failures = Files(), Failures()
-        self._logins = Logins(api.metadata, authenticator)
+        self._files, self._logins = Files(), Logins(api.metadata, authenticator)
 
     async def answer(self, request: web.Request) -> web.Response | None:
         """None: it is no request of this door.  Raises Refused."""
@@ -91,27 +87,16 @@ class PageDoor:
 
     async def _log_in(self, request: web.Request) -> web.Response:
         user, password = await _credentials(request)
-        address = str(request.remote)
-        if wait_s := self._failures.wait_s(address):
-            seconds = math.ceil(wait_s)
-            said = "%s: too many logins at the management page have failed, refused for %d s"
-            refusing.say(address, said, address, seconds)
-            refused = _json({"error": "too_many_requests", "reason": f"too many logins failed: wait {seconds} s"}, 429)
-            refused.headers["Retry-After"] = str(seconds)
-            return refused
-        begun_s = self._failures.begin(address)
         caller = await self._check(request, user, password)
         if caller is None:
-            if not await self._let_time_pass():
-                raise Refused(429, "too_many_requests", "too many logins fail at this moment")
+            await self._let_time_pass()
             raise Refused(401, "not_authorized", "User or password is wrong.")
-        self._failures.take_back(address, begun_s)
         if caller.access is not None:  # the cookie would outlive the token
             raise Refused(403, "forbidden", "the page takes users' passwords; tokens are for requests of the API")
         if caller.level < MANAGEMENT:
             raise not_authorised(missing_tag(caller, MANAGEMENT))
         token = await self._in_thread(self._logins.begin, caller.name)
-        log.info("%s: user %r has logged in at the management page", address, caller.name)
+        log.info("%s: user %r has logged in at the management page", request.remote, caller.name)
         response = self._told(caller, token)
         is_secure = _is_secure(request)
         response.set_cookie(
@@ -172,6 +157,5 @@ async def _credentials(request: web.Request) -> tuple[str, str]:
     return user, password
 
 
-def _json(body: dict[str, Any], status: int = 200) -> web.Response:
-    headers = {**HEADERS, "Cache-Control": "no-store"}
-    return web.json_response(body, status=status, headers=headers)
+def _json(body: dict[str, Any]) -> web.Response:
+    return web.json_response(body, headers={**HEADERS, "Cache-Control": "no-store"})

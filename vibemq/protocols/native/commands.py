@@ -490,10 +490,12 @@ def list_queues(session: NativeSession, request: Message) -> None:
 
 
 def purge_queue(session: NativeSession, request: Message) -> None:
-    queue = session.door.queues.find(DEFAULT_VHOST, request.queue or "")
+    name = request.queue or ""
+    queue = session.door.queues.find(DEFAULT_VHOST, name)
     count = queue.purge()
     queue.close_if_unused()
-    reply(session, request, payload=msgspec.json.encode({"purged": count}))
+    say = partial(session.door.broker.catalog.say_purged, DEFAULT_VHOST, name, count, by=author(session.client))
+    later(session, request, say, lambda _: msgspec.json.encode({"purged": count}))
 
 
 # ---- users ----

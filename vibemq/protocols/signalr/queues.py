@@ -169,7 +169,7 @@ def delete_queue(call: Call, name: str, wanted: dict[str, Any]) -> Any:
 
 
 @METHODS.add("PurgeQueue", needed("name"))
-def purge_queue(call: Call, name: str) -> int:
+def purge_queue(call: Call, name: str) -> Any:
     hub = call.hub
     require(hub, Operation.PurgeQueue, name)
     if record_of(hub, name).queue is None:
@@ -177,7 +177,14 @@ def purge_queue(call: Call, name: str) -> int:
     queue = hub.queues.find(DEFAULT_VHOST, name)
     count: int = queue.purge()
     queue.close_if_unused()
-    return count
+
+    def done(said: Any) -> int:
+        if isinstance(said, BaseException):
+            raise said
+        return count
+
+    say = partial(hub.door.broker.catalog.say_purged, DEFAULT_VHOST, name, count, by=author(hub.client))
+    return call.in_helper(say, done)
 
 
 @METHODS.add("QueueInfo", needed("name"))
