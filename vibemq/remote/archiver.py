@@ -67,6 +67,8 @@ class Archiver:
         self.by_slot: dict[int, Followed] = {}
         self._dirty: dict[int, None] = {}  # slots with chunks to send, in order
         self._unfollowed: dict[int, tuple[StreamRecord, str]] = {}  # by slot, with the reason: they are tried again
+        #: The first object that a stream needs which could not be sent, until it was sent again; by its incarnation.
+        self._held: dict[str, int] = {}
         self._follow_due_s = 0.0
         self._rung = asyncio.Event()
         self._sent_s = 0.0  # when the last object was
@@ -234,10 +236,14 @@ class Archiver:
 
     def _forget(self, followed: Followed) -> None:
         self.by_slot.pop(followed.slot, None)
+        self._held.pop(followed.incarnation, None)
         followed.close()
 
     def _failed(self, followed: Followed, problem: Exception) -> None:
+        numbers = [followed.needs_from(), self._held.get(followed.incarnation)]
         self._forget(followed)
+        if needed := [number for number in numbers if number is not None]:
+            self._held[followed.incarnation] = min(needed)
         if getattr(problem, "code", "") not in GONE:
             name = followed.record.name
             self._says.say(name, "stream %r cannot be sent to the object store: %s", name, problem)
@@ -247,7 +253,9 @@ class Archiver:
         waiting, self._unfollowed = self._unfollowed, {}
         for slot, (known, _) in waiting.items():
             record = self.metadata.stream_at(slot)
-            if slot not in self.by_slot and record is not None and record.incarnation == known.incarnation:
+            if record is None or record.incarnation != known.incarnation:
+                self._held.pop(known.incarnation, None)
+            elif slot not in self.by_slot:
                 self._follow(record)
 
     def _uploaded(self, incarnation: str, next_offset: int) -> None:
@@ -336,8 +344,11 @@ class Archiver:
         self._has_earlier = False
 
     def _prune(self) -> None:
+        for followed in self.by_slot.values():
+            if followed.is_sent:
+                self._held.pop(followed.incarnation, None)
         numbers = [number for followed in self.by_slot.values() if (number := followed.needs_from()) is not None]
-        below = min([self.write_ahead.confirmed, *numbers])
+        below = min([self.write_ahead.confirmed, *numbers, *self._held.values()])
         self.tier.in_background(self.write_ahead.prune(below))
 
     async def _look_for_newer(self) -> None:

@@ -18,6 +18,7 @@ from vibemq.storage import ledger
 from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.tail import Tail, local_segments
+from vibemq.storage.walk import Walk
 
 #: Of a segment that is sent again instead of being closed: what is small costs a copy, and not three requests.
 CARRIED_BYTES_MAX = 4 << 20
@@ -71,9 +72,22 @@ class Followed:
             self._begin(max(first for first in known if first <= done))
             return
         # All of it is there, in objects of an earlier epoch: what is large goes up as a segment.
-        if position > CARRIED_BYTES_MAX:
+        if position > CARRIED_BYTES_MAX or not self._is_whole():
             self.tail.log.begin_segment()
         self._begin(self.tail.committed[0])
+
+    def _is_whole(self) -> bool:
+        """Has the active segment what was written?  Damage must not take the place of what objects have: a segment that
+        is closed is repaired from them before it goes up (tier.py)."""
+        segment, position, _ = self.tail.committed
+        path = os.path.join(self.directory, f"{segment:020}.segment")
+        walk = Walk(segment, path)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                walk.take(file.read(position))
+        except StorageError:
+            return False
+        return not walk.damaged
 
     def _begin(self, segment: int) -> None:
         self.tail.begin(segment)
@@ -187,7 +201,7 @@ class Followed:
             self._ledger_seen, self._ledger_due_s = None, 0.0
         if not self.begun or self.begun[0][1] >= below or self._first_end() is not None:
             return
-        if self.tail.position > CARRIED_BYTES_MAX:
+        if self.tail.position > CARRIED_BYTES_MAX or not self._is_whole():
             self.tail.log.begin_segment()
         elif self._carried is None:
             segment, number, _ = self.begun.popleft()
