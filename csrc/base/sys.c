@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -36,6 +37,18 @@ static int64_t real_now_ms(void)
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Before Linux 5.8 it answers as if all had been written when something was not: then it is of no use. */
+static int real_syncfs(int fd)
+{
+    struct utsname kernel;
+    int version = 0, level = 0;
+    if (uname(&kernel) < 0 || sscanf(kernel.release, "%d.%d", &version, &level) != 2 || version * 100 + level < 508) {
+        errno = ENOSYS;
+        return -1;
+    }
+    return syncfs(fd);
 }
 
 /* The kernel writes a UUID: pairs of hexadecimal digits, with dashes between groups. */
@@ -78,7 +91,7 @@ const struct sys sys_real = {
     .pwritev = pwritev,
     .fdatasync = fdatasync,
     .fsync = fsync,
-    .syncfs = syncfs,
+    .syncfs = real_syncfs,
     .ftruncate = ftruncate,
     .fadvise = posix_fadvise,
     .fallocate = fallocate,

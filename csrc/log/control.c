@@ -135,7 +135,7 @@ static err control_begin(struct control *c, const char *path, struct fault *f)
     if (mutex_init(&c->mutex) < 0 || mutex_init(&c->durable_mutex) < 0)
         return fault_set(f, ERR_LOCK, 0, path, 0, 0, 0);
     if (sys->boot_id(boot_id) < 0) return fault_from_errno(f, "boot id", 0, 0, 0);
-    atomic_signal_fence(memory_order_release);
+    atomic_thread_fence(memory_order_release); /* who copies a live directory may map it now */
     memcpy(c->boot_id, boot_id, sizeof boot_id);
     return OK;
 }
@@ -151,12 +151,12 @@ err control_renew(const char *directory, const struct control_init *init, struct
     if (e == ERR_NOT_FOUND) return control_create(directory, init, false, f);
     if (e) return e;
     e = file_stat(fd, path.text, &st, f);
-    if (!e && st.st_size != CONTROL_BYTES) {
+    if (e || st.st_size != CONTROL_BYTES) {
         file_close(&fd);
-        return control_create(directory, init, false, f);
+        return e ? e : control_create(directory, init, false, f);
     }
     control_fill((struct control *)filled, init, (uint64_t)st.st_ino);
-    if (!e) e = file_write(fd, path.text, filled, sizeof filled, 0, f); /* on a full disk no store finds a hole */
+    e = file_write(fd, path.text, filled, sizeof filled, 0, f); /* on a full disk no store finds a hole */
     if (!e) e = file_map(fd, path.text, CONTROL_BYTES, true, &page, f);
     if (!e) {
         e = control_begin(page, path.text, f);

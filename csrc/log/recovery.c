@@ -509,13 +509,25 @@ void recovery_once_init(struct recovery_once *once)
 /* What is read after this is what a power cut leaves as well. */
 static bool found_is_synced(struct recovery_once *once, const char *directory)
 {
-    if (!once) return false;
+    struct stat st;
+    if (!once || file_stat_of(directory, &st, NULL)) return false;
     pthread_mutex_lock(&once->mutex);
-    if (once->state == RECOVERY_UNSYNCED)
+    if (once->state == RECOVERY_UNSYNCED) {
+        once->device = st.st_dev;
         once->state = file_sync_system(directory, NULL) == OK ? RECOVERY_SYNCED : RECOVERY_EACH_SYNCS;
-    bool synced = once->state == RECOVERY_SYNCED;
+    }
+    bool synced = once->state == RECOVERY_SYNCED && once->device == st.st_dev;
     pthread_mutex_unlock(&once->mutex);
     return synced;
+}
+
+/* What it has cut or written may not be on the disk, and it may be run again. */
+static void each_syncs(struct recovery_once *once)
+{
+    if (!once) return;
+    pthread_mutex_lock(&once->mutex);
+    once->state = RECOVERY_EACH_SYNCS;
+    pthread_mutex_unlock(&once->mutex);
 }
 
 static err recover(struct recovery *rc, const struct log_options *options, struct fault *f)
@@ -572,6 +584,7 @@ err recovery_run(const char *directory, const struct log_options *options, struc
                                 .last_chunk = UINT64_MAX, .timestamp_ms = INT64_MIN};
     rc.commit.segment = UINT64_MAX; /* none yet */
     e = recover(&rc, options, f);
+    if (e) each_syncs(once);
     segment_list_free(&rc.list);
     free(rc.pieces);
     return e;

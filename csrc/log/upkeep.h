@@ -40,8 +40,13 @@ struct recovery_report {
 };
 
 /* What the recoveries of one start share, in any number of threads: the first of them that runs syncs their file system,
- * and none has to sync what it finds there for itself (a flush of the device for each).  Where that fails each does. */
-struct recovery_once { pthread_mutex_t mutex; enum { RECOVERY_UNSYNCED, RECOVERY_SYNCED, RECOVERY_EACH_SYNCS } state; };
+ * and none has to sync what it finds there for itself (a flush of the device for each).  Each does where that fails, once a
+ * recovery has failed, or in another file system. */
+struct recovery_once {
+    pthread_mutex_t mutex;
+    enum { RECOVERY_UNSYNCED, RECOVERY_SYNCED, RECOVERY_EACH_SYNCS } state;
+    dev_t device; /* that is synced */
+};
 void recovery_once_init(struct recovery_once *once);
 
 /* Only while no other process has the log open; `once` may be NULL.  `options` are those of the new control block; where there is

@@ -214,6 +214,9 @@ def test_streams_that_cannot_be_followed_or_sent_are_named_and_the_others_are_se
 
 
 def test_objects_that_a_stream_needs_stay_while_it_cannot_be_sent_and_until_it_was_sent_again(world):
+    """A closed segment that is in no object of its own is one of the things for which it needs them."""
+    world.not_sent("events")
+    record = world.record("events")
     fd, doorbells = board()
     numbers: list[tuple[int, ...]] = []
 
@@ -224,6 +227,7 @@ def test_objects_that_a_stream_needs_stay_while_it_cannot_be_sent_and_until_it_w
         )
 
         async def pruned() -> None:
+            made._need_no_more()
             made._prune()
             await asyncio.gather(*made.tier._tasks)
             numbers.append((made.write_ahead.first, made.write_ahead.confirmed))
@@ -233,9 +237,10 @@ def test_objects_that_a_stream_needs_stay_while_it_cannot_be_sent_and_until_it_w
             await until(lambda: not made.write_ahead.waiting, "the object is there")
 
         made._follow_all()
-        made.tier._looks.clear()  # nothing goes up
+        made.tier._looks.clear()  # nothing goes up before it is said below
+        made.tier._is_looking = False
         await sent()
-        failed = made.by_slot[world.record("events").slot]
+        failed = made.by_slot[record.slot]
         made._failed(failed, StorageError("ERR_IO", "input/output error"))
         for followed in made.by_slot.values():
             followed.begun.clear()  # as if all the others needed no object any more
@@ -244,20 +249,43 @@ def test_objects_that_a_stream_needs_stay_while_it_cannot_be_sent_and_until_it_w
         await until(lambda: not made.write_ahead.waiting, "three more")
         await pruned()
         made._follow_again()
-        await pruned()
         await sent()
+        await pruned()
+        [look] = made.tier._looks
+        assert look == record.incarnation
+        await made.tier._upload_closed(record)
+        made.tier._looks.clear()
         await pruned()
         for followed in made.by_slot.values():
             followed.close()
         await made.write_ahead.close(END_S_MAX)
 
     asyncio.run(serve())
-    (first, _), (again, _), (after, confirmed) = numbers
-    assert first == again == 0, "what it needs lies in the first object"
+    (failing, _), (closed, _), (after, confirmed) = numbers
+    assert failing == closed == 0, "what it needs lies in the first object"
     assert after == confirmed - 1, "all but the newest, which now has it"
 
 
-def test_a_damaged_active_segment_is_closed_to_be_repaired_and_takes_no_older_objects_place(world):
+def harm_bit(segment: Path) -> None:
+    flip(segment, SEGMENT_HEADER_BYTES + 200)
+
+
+def harm_end(segment: Path) -> None:
+    os.truncate(segment, segment.stat().st_size - 10)
+
+
+def test_a_stream_whose_file_is_shorter_than_what_was_committed_is_named(world):
+    harm_end(world.files("events", "segment")[-1])
+    followed = Followed(world.record("events"))
+    made = Object(0, bytearray(4 << 20))
+    with pytest.raises(StorageError, match="ends at byte"):
+        while followed.put_chunks(made, 4 << 20, lambda _: None):
+            pass
+    followed.close()
+
+
+@pytest.mark.parametrize("harm", [harm_bit, harm_end])
+def test_a_damaged_active_segment_is_closed_to_be_repaired_and_takes_no_older_objects_place(world, harm):
     directory = world.directory("events")
     segment = int(world.files("events", "segment")[-1].stem)
     followed = Followed(world.record("events"))
@@ -266,7 +294,7 @@ def test_a_damaged_active_segment_is_closed_to_be_repaired_and_takes_no_older_ob
     assert followed.put_chunks(made, 4 << 20, lambda _: None)
     for mark in made.marks:
         mark()
-    flip(world.files("events", "segment")[-1], SEGMENT_HEADER_BYTES + 200)
+    harm(world.files("events", "segment")[-1])
     followed.again(5)
     assert followed.needs_from() == 0 and not followed.has_chunks, "it is not sent again"
     assert local_segments(str(directory))[-1] == followed.tail.committed[0] > segment

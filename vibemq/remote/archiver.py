@@ -68,7 +68,7 @@ class Archiver:
         self._dirty: dict[int, None] = {}  # slots with chunks to send, in order
         self._unfollowed: dict[int, tuple[StreamRecord, str]] = {}  # by slot, with the reason: they are tried again
         #: The first object that a stream needs which could not be sent, until it was sent again; by its incarnation.
-        self._held: dict[str, int] = {}
+        self._needed_from: dict[str, int] = {}
         self._follow_due_s = 0.0
         self._rung = asyncio.Event()
         self._sent_s = 0.0  # when the last object was
@@ -236,14 +236,14 @@ class Archiver:
 
     def _forget(self, followed: Followed) -> None:
         self.by_slot.pop(followed.slot, None)
-        self._held.pop(followed.incarnation, None)
+        self._needed_from.pop(followed.incarnation, None)
         followed.close()
 
     def _failed(self, followed: Followed, problem: Exception) -> None:
-        numbers = [followed.needs_from(), self._held.get(followed.incarnation)]
+        numbers = [followed.needs_from(), self._needed_from.get(followed.incarnation)]
         self._forget(followed)
         if needed := [number for number in numbers if number is not None]:
-            self._held[followed.incarnation] = min(needed)
+            self._needed_from[followed.incarnation] = min(needed)
         if getattr(problem, "code", "") not in GONE:
             name = followed.record.name
             self._says.say(name, "stream %r cannot be sent to the object store: %s", name, problem)
@@ -254,9 +254,10 @@ class Archiver:
         for slot, (known, _) in waiting.items():
             record = self.metadata.stream_at(slot)
             if record is None or record.incarnation != known.incarnation:
-                self._held.pop(known.incarnation, None)
+                self._needed_from.pop(known.incarnation, None)
             elif slot not in self.by_slot:
                 self._follow(record)
+                self.tier.look_at(record, is_aged=True)  # what was closed before it failed
 
     def _uploaded(self, incarnation: str, next_offset: int) -> None:
         """By the tier: the store has closed segments of that stream up to there."""
@@ -294,6 +295,7 @@ class Archiver:
         if self._unfollowed and now_s >= self._follow_due_s:
             self._follow_due_s = now_s + FOLLOW_AGAIN_S
             self._follow_again()
+        self._need_no_more()
         if now_s >= self._newer_due_s:
             self._newer_due_s = now_s + NEWER_LOOK_S
             self.tier.in_background(self._look_for_newer())
@@ -343,12 +345,16 @@ class Archiver:
         await self.epochs.forget_before(self.write_ahead.epoch)
         self._has_earlier = False
 
+    def _need_no_more(self) -> None:
+        """Of streams that had failed: once this epoch's later objects, or segments of the store, have all of it."""
+        if self._needed_from and not self.tier.is_busy:
+            for followed in self.by_slot.values():
+                if followed.is_sent:
+                    self._needed_from.pop(followed.incarnation, None)
+
     def _prune(self) -> None:
-        for followed in self.by_slot.values():
-            if followed.is_sent:
-                self._held.pop(followed.incarnation, None)
         numbers = [number for followed in self.by_slot.values() if (number := followed.needs_from()) is not None]
-        below = min([self.write_ahead.confirmed, *numbers, *self._held.values()])
+        below = min([self.write_ahead.confirmed, *numbers, *self._needed_from.values()])
         self.tier.in_background(self.write_ahead.prune(below))
 
     async def _look_for_newer(self) -> None:

@@ -79,15 +79,16 @@ class Followed:
     def _is_whole(self) -> bool:
         """Has the active segment what was written?  Damage must not take the place of what objects have: a segment that
         is closed is repaired from them before it goes up (tier.py)."""
-        segment, position, _ = self.tail.committed
+        segment, position, next_offset = self.tail.committed
         path = os.path.join(self.directory, f"{segment:020}.segment")
         walk = Walk(segment, path)
         try:
             with open(path, "rb", buffering=0) as file:
-                walk.take(file.read(position))
+                data = file.read(position)
+            walk.take(data)
         except StorageError:
             return False
-        return not walk.damaged
+        return len(data) == position and walk.next == next_offset and not walk.damaged
 
     def _begin(self, segment: int) -> None:
         self.tail.begin(segment)
@@ -201,7 +202,7 @@ class Followed:
             self._ledger_seen, self._ledger_due_s = None, 0.0
         if not self.begun or self.begun[0][1] >= below or self._first_end() is not None:
             return
-        if self.tail.position > CARRIED_BYTES_MAX or not self._is_whole():
+        if self.tail.committed[1] > CARRIED_BYTES_MAX or not self._is_whole():
             self.tail.log.begin_segment()
         elif self._carried is None:
             segment, number, _ = self.begun.popleft()

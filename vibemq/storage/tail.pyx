@@ -133,6 +133,7 @@ cdef class Tail:
     def take(self, uint8_t[::1] room not None) -> Piece | None:
         """Copy what comes next, as far as ``room`` reaches, and move on; None: nothing has come, or no chunk fits.
 
+        Raises StorageError where the file is shorter than what was committed.
         A chunk whose header is damaged is not stepped over here: what lies behind it goes with it, as it is on disk.
         """
         cdef commit c
@@ -145,6 +146,10 @@ cdef class Tail:
             return None
         size = min(size, limit - self.position)
         got = os.preadv(self.fd, [room[:size]], self.position)
+        if got < size:
+            path = os.path.join(self.log.directory, f"{self.segment:020}.segment")
+            said = f"{path} ends at byte {self.position + got}, and was committed up to byte {limit}"
+            raise StorageError("ERR_CORRUPT", said)
         with nogil:
             while got - at >= core.CHUNK_HEADER_BYTES:
                 is_damaged = chunk_header_read(&room[at], got - at, self.seed, &header) != OK
