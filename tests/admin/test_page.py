@@ -22,7 +22,7 @@ PICTURE_BYTES_MAX = 100_000
 #: Where pictures are kept (`make screenshots`); without it they are made all the same, and thrown away.
 PICTURES = os.environ.get("VIBEMQ_SCREENSHOTS")
 VIEWS = {
-    "": "Busiest now",
+    "": "Busiest and fullest",
     "streams": "invoices-1",
     "stream/%2F/orders": "Stored offsets",
     "stream/%2F/mails": "What became of its messages",
@@ -169,7 +169,7 @@ def test_who_may_not_is_refused_with_the_reason_and_is_not_shown_what_is_for_oth
     page.click("dialog button.main")
     page.see("dialog .problem", "write access to 'orders' in vhost '/' refused for user 'carol'")
     page.press("Escape")
-    go(page, "accounts", "Busiest now")  # what there is for her is the overview
+    go(page, "accounts", "Busiest and fullest")  # what there is for her is the overview
     assert calls.status("GET", "queues", "/", "orders") == 200
 
 

@@ -369,22 +369,23 @@ def test_of_two_brokers_of_one_name_the_older_confirms_nothing_more_and_ends_wit
             whole(connection, count + 1)
 
 
-def test_a_start_that_is_refused_its_ports_does_not_take_the_place_of_who_has_them(tmp_path, faulty):
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--streams-port={0.port}", "127.0.0.1:{0.port}"),
+        ("--user=no-such-account", "there is no account 'no-such-account'"),
+    ],
+    ids=["ports", "account"],
+)
+def test_a_start_that_is_refused_its_ports_or_its_account_does_not_take_the_place_of_who_serves(
+    tmp_path, faulty, word, said
+):
     with serving(tmp_path / "old", faulty) as old, connected(old) as connection:
         connection.create("events")
-        port = f"--streams-port={old.port}"
-        again = [
-            *faulty.through,
-            sys.executable,
-            "-m",
-            "vibemq.cli",
-            "serve",
-            "--data-dir",
-            str(tmp_path / "new"),
-            port,
-        ]
-        refused = subprocess.run([*again, *flags(faulty)], env=ENVIRONMENT, capture_output=True, text=True)
-        assert refused.returncode != 0 and f"127.0.0.1:{old.port}" in refused.stderr
+        serve = [sys.executable, "-m", "vibemq.cli", "serve", "--data-dir", str(tmp_path / "new"), word.format(old)]
+        again = [*faulty.through, *serve, *flags(faulty)]
+        refused = subprocess.run(again, env=ENVIRONMENT, capture_output=True, text=True)
+        assert refused.returncode != 0 and said.format(old) in refused.stderr
         assert "epoch" not in refused.stderr
         with connection.publisher("events", "ref") as publisher:
             publisher.publish([event(0)])

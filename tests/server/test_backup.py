@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,13 @@ from running import ENVIRONMENT, broker, wait_until, written
 from staging import rows, staged
 
 import vibemq.client
+import vibemq.storage.cold as cold
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import SetupError
 from vibemq.protocols.streams.spec import TransactionState as State
 from vibemq.server import backup as backups
 from vibemq.server.datadir import metadata_path
+from vibemq.storage.log import Log
 from vibemq.storage.metadata import Metadata
 
 BATCH = 100
@@ -304,6 +307,61 @@ def test_what_retention_takes_while_it_is_copied_leaves_no_hole(tmp_path, monkey
     backups.restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
     with broker(tmp_path / "restored", *SMALL) as running, connect(running) as connection:
         assert numbers(connection) == list(range(int(files[2].name[:20]), 2 * BEFORE * BATCH))
+
+
+def test_a_log_without_segments_here_has_all_else_in_the_backup(tmp_path):
+    with broker(tmp_path / "data", *SMALL) as running, connect(running) as connection:
+        connection.create("events")
+        publisher = connection.publisher("events", "load")
+        for first in range(0, BEFORE * BATCH, BATCH):
+            published(publisher, first)
+    metadata = Metadata(metadata_path(str(tmp_path / "data")))
+    directory = metadata.find_stream("/", "events").directory
+    held = Log(directory)
+    firsts, end = [int(path.stem) for path in segments(tmp_path / "data")], held.stats().next_offset
+    held.close()
+    for first, after in pairwise([*firsts, end]):
+        cold.write_stub(directory, cold.describe(directory, first, after, 1))
+    for path in segments(tmp_path / "data"):
+        path.unlink()
+    Path(directory, f"{end:020}.tracking").write_bytes(b"the table behind the last stub")
+    with open(f"{directory}/control", "r+b") as file:
+        file.seek(8)
+        file.write(b"another boot....")
+    about = backups.back_up(metadata, str(tmp_path / "data"), str(tmp_path / "backup"), links=False)
+    metadata.close()
+    copied = tmp_path / "backup" / "streams" / os.path.basename(directory)
+    kept = {name: found for name, found in contents(Path(directory)).items() if name != "tracking"}  # made anew
+    assert about.streams == 1 and contents(copied) == kept
+    assert len(cold.stubs(str(copied))) == len(firsts) > 2
+
+
+def test_where_retention_takes_the_active_segment_before_it_is_held_the_next_one_is_copied(tmp_path, monkeypatch):
+    look, ends = backups._make_durable, []
+    with broker(tmp_path / "data", *SMALL) as running, connect(running) as connection:
+        connection.create("events")
+        publisher = connection.publisher("events", "load")
+        published(publisher, 0)
+
+        def retention(directory: str) -> tuple[int, int | None]:
+            found = look(directory)
+            ends.append(found)
+            if len(ends) == 2:  # the first look is before logs are cut
+                for first in range(BATCH, BEFORE * BATCH, BATCH):
+                    published(publisher, first)
+                for path in segments(tmp_path / "data")[:-1]:
+                    path.unlink()
+            return found
+
+        monkeypatch.setattr(backups, "_make_durable", retention)
+        metadata = Metadata(metadata_path(str(tmp_path / "data")))
+        about = backups.back_up(metadata, str(tmp_path / "data"), str(tmp_path / "backup"))
+        metadata.close()
+        (left,) = segments(tmp_path / "data")
+    assert about.streams == 1 and int(left.stem) > ends[1][0]
+    backups.restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
+    with broker(tmp_path / "restored", *SMALL) as running, connect(running) as connection:
+        assert numbers(connection) == list(range(int(left.stem), BEFORE * BATCH))
 
 
 @pytest.mark.parametrize("links", [False, True])

@@ -237,8 +237,10 @@ class Server:
     def _require_may_try(self, address: str, user: str, password: str) -> None:
         """Raises Refused."""
         if wait_s := self._failures.wait_s(address, user, password):
-            throttling.say(address, "%s: too many logins over HTTP have failed, refused for %d s", address, wait_s)
-            raise too_many("too many logins from your address have failed", wait_s)
+            refused = too_many("too many logins from your address have failed", wait_s)
+            said = "%s: too many logins over HTTP have failed, refused for %d s"
+            throttling.say(address, said, address, refused.retry_s)
+            raise refused
 
     async def _failed_login(self) -> None:
         """Let time pass before a wrong password is called wrong.  Raises Refused: too many wait for that already."""

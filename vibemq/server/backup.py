@@ -3,9 +3,11 @@
 
 Its state is that of a machine which lost its power: recovery, at the start of whoever serves from it, does the rest.
 What was confirmed before the backup began is in it; of a queue, what was settled since is delivered again.  Closed
-segments are never written again and so are linked where that is possible; all else is copied.  What a transaction has
-appended is there whole or not at all: all logs are cut while none is decided, and copied up to there afterwards, so
-that sinks wait for the cuts alone.  What is staged and not decided is not copied: it would be staged again.
+segments do not grow any more and so are linked where that is possible; all else is copied.  A damaged one is repaired
+in place from the object store (vibemq/remote/repairing.py): a linked backup then has the repaired bytes, too.  What a
+transaction has appended is there whole or not at all: all logs are cut while none is decided, and copied up to there
+afterwards, so that sinks wait for the cuts alone.  What is staged and not decided is not copied: it would be staged
+again.
 """
 
 import contextlib
@@ -26,7 +28,7 @@ from vibemq.errors import SetupError, StorageError
 from vibemq.server import datadir
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
-from vibemq.storage.tail import Tail, local_segments
+from vibemq.storage.tail import Tail
 from vibemq.storage.transactions import STAGING
 
 #: Marks a backup, and is written last.
@@ -86,9 +88,9 @@ class _Cut(NamedTuple):
 
     record: StreamRecord  # of the copy
     source: str
-    segment: int  # the active one
+    segment: int  # the active one, or the newest where no broker has served in this boot
     size: int  # of that
-    file: int  # that, held open: retention may take it before it is copied
+    file: int | None  # that, held open: retention may take it before it is copied; None: it is closed
 
 
 def back_up(metadata: Metadata, source: str, target: str, *, links: bool = True) -> About:
@@ -129,46 +131,70 @@ def _cut_all(streams_dir: str, copied_path: str, copy: Copy, held: contextlib.Ex
             with contextlib.suppress(FileNotFoundError):  # it is deleted just now
                 cut = _cut(record, f"{streams_dir}/{record.incarnation}", copy)
                 count += 1
-                if is_staged or len(cuts) >= files_max - FILES_LEFT:  # gone once it is appended; too many to hold
-                    with os.fdopen(cut.file, "rb"):
+                is_now = is_staged or len(cuts) >= files_max - FILES_LEFT  # gone once it is appended; too many to hold
+                with contextlib.ExitStack() as here:
+                    if cut.file is not None:
+                        (here if is_now else held).callback(os.close, cut.file)
+                    if is_now:
                         _copy_segments(cut, copy)
-                else:
-                    held.callback(os.close, cut.file)
-                    cuts.append(cut)
+                    else:
+                        cuts.append(cut)
     return count, cuts
 
 
 def _cut(record: StreamRecord, source: str, copy: Copy) -> _Cut:
-    """Copy what changes, and hold what is not closed.  FileNotFoundError: there is no such log any more."""
+    """Copy what changes, and hold what is not closed.  FileNotFoundError: it has no directory any more."""
     os.listdir(source)
     os.mkdir(record.directory, 0o700)
     for name in sorted(os.listdir(source), reverse=True):  # its page, and then its blocks
         if name.endswith(BEFORE_SEGMENTS):
             with contextlib.suppress(FileNotFoundError):  # all of that block is settled
                 copy.file(f"{source}/{name}", f"{record.directory}/{name}", is_final=False)
-    segment, size = _make_durable(source)
+    segment, size, file = _hold_active(source)
     # It says up to where all is on disk, which recovery does not look for damage in; the file is another, so its locks
     # are nobody's.
-    copy.file(f"{source}/control", f"{record.directory}/control", is_final=False)
-    file = _no_link(f"{source}/{segment:020}.segment", os.O_RDONLY)
-    return _Cut(record, source, segment, os.fstat(file).st_size if size is None else size, file)
+    with contextlib.suppress(FileNotFoundError):  # lost before: recovery makes one
+        copy.file(f"{source}/control", f"{record.directory}/control", is_final=False)
+    return _Cut(record, source, segment, size, file)
+
+
+def _hold_active(directory: str) -> tuple[int, int, int | None]:
+    """What `_Cut` has of the active segment.  FileNotFoundError as `_make_durable`."""
+    missed = None
+    while True:
+        segment, size = _make_durable(directory)
+        if size is None and os.path.lexists(f"{directory}/{segment:020}.remote"):
+            return segment, 0, None  # whole in the object store, and so maybe not here
+        try:
+            file = _no_link(f"{directory}/{segment:020}.segment", os.O_RDONLY)
+        except FileNotFoundError:
+            if segment == missed:
+                return segment, 0, None
+            missed = segment  # where retention has just taken it there is another now
+        else:
+            return segment, os.fstat(file).st_size if size is None else size, file
 
 
 def _copy_segments(cut: _Cut, copy: Copy) -> None:
     """To where the record is."""
     target, names = cut.record.directory, []
-    copy.opened(cut.file, f"{target}/{cut.segment:020}.segment", cut.size)
+    if cut.file is not None:
+        copy.opened(cut.file, f"{target}/{cut.segment:020}.segment", cut.size)
     with contextlib.suppress(FileNotFoundError):  # it is deleted since
         names = os.listdir(cut.source)
     for name in sorted(names, reverse=True):  # the newest first: what retention takes meanwhile leaves no hole
         first = name.partition(".")[0]
-        if not (name.endswith(WITH_SEGMENTS) and first.isdigit()) or int(first) > cut.segment:
+        if not (name.endswith(WITH_SEGMENTS) and first.isdigit()):
             continue
-        is_active = int(first) == cut.segment
-        if is_active and name.endswith((".segment", ".remote")):  # a stub would be for more than was cut
+        if cut.file is None:  # the log goes on with the table behind its last stub
+            is_cut_off = int(first) > cut.segment and not name.endswith(".tracking")
+        else:  # a stub would be for more than was cut
+            is_active = int(first) == cut.segment and name.endswith((".segment", ".remote"))
+            is_cut_off = int(first) > cut.segment or is_active
+        if is_cut_off:
             continue
         try:
-            copy.file(f"{cut.source}/{name}", f"{target}/{name}", is_final=not is_active)
+            copy.file(f"{cut.source}/{name}", f"{target}/{name}", is_final=int(first) < cut.segment)
         except FileNotFoundError:  # retention has taken it
             stub = f"{first}.remote"
             if name.endswith(".segment") and stub not in names:  # it went to the object store since we looked
@@ -177,7 +203,10 @@ def _copy_segments(cut: _Cut, copy: Copy) -> None:
 
 
 def _make_durable(directory: str) -> tuple[int, int | None]:
-    """The active segment, and how far it is committed; None: all there is, as nobody has written in this boot."""
+    """The active segment, and how far it is committed; the newest one and None: nobody has written in this boot.
+
+    FileNotFoundError: the log is deleted.
+    """
     try:
         tail = Tail(directory)
     except StorageError as problem:
@@ -185,7 +214,9 @@ def _make_durable(directory: str) -> tuple[int, int | None]:
             raise FileNotFoundError(errno.ENOENT, str(problem), directory) from problem
         if problem.code != "ERR_STALE":
             raise
-        return local_segments(directory)[-1], None
+        found = (name.partition(".") for name in os.listdir(directory))
+        here = (int(first) for first, _, kind in found if first.isdigit() and kind in ("segment", "remote"))
+        return max(here, default=0), None
     try:
         tail.log.sync()
         segment, position, _ = tail.committed
@@ -247,7 +278,8 @@ def restore(source: str, target: str, *, links: bool = True) -> About:
         _sync_all(target)
         # Last: without it nobody takes it for a data directory that has something in it.
         copy.file(datadir.metadata_path(source), datadir.metadata_path(target), is_final=False)
-        _sync_all(target)
+        _sync(datadir.metadata_path(target))
+        _sync(target)
     return about
 
 

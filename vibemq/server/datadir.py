@@ -133,11 +133,8 @@ def identify(path: str) -> None:
         ) from None
 
 
-def drop_privileges(user: str, path: str) -> None:
-    """Continue as ``user`` for good, with the data directory given to that account.
-
-    Raises ConfigError when there is no such account or we are not root.
-    """
+def account_of(user: str) -> pwd.struct_passwd:
+    """Raises ConfigError when there is no such account, or we cannot become it."""
     try:
         account = pwd.getpwnam(user)
     except KeyError:
@@ -145,13 +142,19 @@ def drop_privileges(user: str, path: str) -> None:
             f"server.user: there is no account {user!r} on this machine",
             hint=f"`useradd --system {user}` makes one",
         ) from None
-    if os.geteuid() == account.pw_uid:
-        return
-    if os.geteuid() != 0:
+    if os.geteuid() not in (0, account.pw_uid):
         raise ConfigError(
             f"server.user: only root can become {user!r}, and this is uid {os.geteuid()}",
             hint="leave server.user empty and start the broker from that account",
         )
+    return account
+
+
+def drop_privileges(user: str, path: str) -> None:
+    """Continue as ``user`` for good, with the data directory given to that account.  Raises ConfigError."""
+    account = account_of(user)
+    if os.geteuid() == account.pw_uid:
+        return
     if os.stat(path).st_uid != account.pw_uid:
         _give(path, account.pw_uid, account.pw_gid)
     else:

@@ -134,6 +134,8 @@ class Supervisor:
                 hint="set one of them to true",
             )
         self._require_bucket()
+        if self.config.server.user:
+            datadir.account_of(self.config.server.user)  # before the bucket is opened, as below
         if self.config.oauth != OAuth():
             from vibemq.access.oauth import check_options  # loads what checks tokens, which few brokers need
 

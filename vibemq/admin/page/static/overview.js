@@ -95,9 +95,9 @@ export const overview = {
       h(
         "section",
         { "aria-labelledby": "busiest" },
-        h("h2", { id: "busiest" }, "Busiest now"),
+        h("h2", { id: "busiest" }, "Busiest and fullest"),
         table({
-          label: "Busiest streams and queues",
+          label: "Busiest and fullest streams and queues",
           rows: found.busiest,
           key: (row) => `${row.vhost}/${row.name}`,
           columns: [
