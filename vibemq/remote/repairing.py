@@ -4,6 +4,8 @@
 First it is found out where what is damaged lies whole; only when that is all of it, anything is written. A chunk that
 is whole here stays: an object behind one that was never created may have others for its place. Where several objects
 have a chunk, the newest that has it whole counts, since one that a later archiver sent again was read from this disk.
+Where the chunk's header here is damaged, too, nothing here tells what was confirmed: then no object of a later epoch
+may be damaged, since that might have another chunk for the place.
 """
 
 import asyncio
@@ -14,7 +16,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vibemq.errors import StorageError
-from vibemq.remote.bucket import Missing
 from vibemq.remote.epochs import Epochs, WriteAheadObject
 from vibemq.remote.objects import Buffer, Chunks, Damaged, Kind, Seal, Sections, SegmentBegins
 from vibemq.remote.restoring import READS_AT_A_TIME
@@ -28,6 +29,7 @@ class Held(NamedTuple):
     """Where a chunk lies whole."""
 
     key: str
+    epoch: int
     at: int  # in the object's body
     header: bytes
     seen: ChunkSeen
@@ -36,7 +38,7 @@ class Held(NamedTuple):
 async def repair(epochs: Epochs, incarnation: str, path: str, first: int, after: int) -> bool:
     """Is it whole now, up to the offset ``after``?  False: not all that is damaged lies whole in some object.
 
-    Raises RemoteError; OSError.
+    Raises RemoteError, also where an object was deleted since it was listed: newer ones may have what it had; OSError.
     """
     damaged = Segment(incarnation, path, first)
     objects = await epochs.objects()
@@ -44,7 +46,7 @@ async def repair(epochs: Epochs, incarnation: str, path: str, first: int, after:
         some = objects[at : at + READS_AT_A_TIME]
         contents = await asyncio.gather(*(_read(epochs, one) for one in some))
         for one, found in zip(some, contents, strict=True):
-            await asyncio.to_thread(damaged.look_for, one.key, found)
+            await asyncio.to_thread(damaged.look_for, one, found)
     wanted = await asyncio.to_thread(damaged.wanted, after)
     if wanted is None:
         return False
@@ -58,18 +60,17 @@ async def repair(epochs: Epochs, incarnation: str, path: str, first: int, after:
     return True
 
 
-async def _read(epochs: Epochs, one: WriteAheadObject) -> Iterable[Sections]:
+async def _read(epochs: Epochs, one: WriteAheadObject) -> Iterable[Sections] | None:
+    """None: it is damaged."""
     try:
         return await epochs.read(one)
-    except Missing:  # deleted since it was listed: nothing needs it
-        return ()
     except Damaged as problem:
         log.error("a write-ahead object cannot be restored: %s", problem)
-        return ()
+        return None
 
 
 class Segment:
-    """The file, and what of it is somewhere else."""
+    """A segment's file that is damaged, and where its damaged chunks lie whole."""
 
     def __init__(self, incarnation: str, path: str, first: int) -> None:
         self.incarnation, self.path, self.first = incarnation, path, first
@@ -79,6 +80,7 @@ class Segment:
         self._header = b""  # for the file, whose own is damaged
         self._is_headless = self._seed is None
         self._held: dict[int, Held] = {}  # by the place in the file
+        self._unread_epoch = 0  # the last one with an object that could not be read
 
     def _seed_of(self, header: Buffer) -> int | None:
         walk = Walk(self.first, self.path)
@@ -88,8 +90,11 @@ class Segment:
             return None
         return walk.seed if len(header) == SEGMENT_HEADER_BYTES else None
 
-    def look_for(self, key: str, found: Iterable[Sections]) -> None:
-        """In an object; those of earlier ones come first."""
+    def look_for(self, one: WriteAheadObject, found: Iterable[Sections] | None) -> None:
+        """In an object; those of earlier ones come first.  None: it cannot be read."""
+        if found is None:
+            self._unread_epoch = one.epoch
+            return
         for section in found:
             if isinstance(section, Seal) or section.incarnation != self.incarnation:
                 continue
@@ -99,9 +104,9 @@ class Segment:
                     self._seed = self._seed_of(self._header)
                     self._held.clear()
             elif isinstance(section, Chunks) and section.segment == self.first:
-                self._look_at(key, section)
+                self._look_at(one, section)
 
-    def _look_at(self, key: str, section: Chunks) -> None:
+    def _look_at(self, one: WriteAheadObject, section: Chunks) -> None:
         here = memoryview(os.pread(self._file, len(section.data), section.position))
         if self._seed is None or here.obj == bytes(section.data):
             return
@@ -110,13 +115,13 @@ class Segment:
             known = chunk_at(here[at:], self._seed)
             if seen.is_whole and not (known is not None and known.is_whole):
                 header = bytes(section.data[at:][:CHUNK_HEADER_BYTES])
-                self._held[section.position + at] = Held(key, section.at + at, header, seen)
+                self._held[section.position + at] = Held(one.key, one.epoch, section.at + at, header, seen)
             at += seen.size
 
     def wanted(self, after: int) -> dict[int, Held] | None:
         """What takes the place of damaged chunks before that offset; None where that does not make it whole."""
         chosen: dict[int, Held] = {}
-        position, expected, is_this = SEGMENT_HEADER_BYTES, self.first, not self._is_headless
+        position, expected, is_header_right = SEGMENT_HEADER_BYTES, self.first, not self._is_headless
         while expected < after:
             if self._seed is None:
                 return None
@@ -125,14 +130,20 @@ class Segment:
             if seen is not None:
                 seen = chunk_at(os.pread(self._file, seen.size, position), self._seed) or seen
             if seen is not None and seen.is_whole:
-                is_this = True
+                is_header_right = True
             else:
                 held = self._held.get(position)
-                if held is None or (held.header != header if seen is not None else held.seen.first != expected):
+                if held is None:
+                    return None
+                if seen is not None:
+                    is_confirmed = held.header == header
+                else:
+                    is_confirmed = held.seen.first == expected and held.epoch >= self._unread_epoch
+                if not is_confirmed:
                     return None
                 chosen[position], seen = held, held.seen
             position, expected = position + seen.size, seen.next
-        return chosen if is_this else None  # else the header that was found may be of another segment of this name
+        return chosen if is_header_right else None  # an object's may be of another life of this segment
 
     def lay(self, body: memoryview, pieces: dict[int, Held]) -> None:
         """Chunks of an object into their places, while others may be reading there.

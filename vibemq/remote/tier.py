@@ -48,9 +48,11 @@ FORGETS_AT_A_TIME = 8
 SWEEP_S = 30.0
 SUFFIXES = {"tracking": Kind.TRACKING, "index": Kind.INDEX, "segment": Kind.SEGMENT}
 #: Of a segment that is damaged here.
+NOT_SENT_YET = "looked for in the write-ahead objects once all of the segment has been sent in those"
 BEYOND_REPAIR = (
-    "whole in no write-ahead object, so it is not sent up; what is whole in it is served from here; to have the rest, "
-    "put objects that are missing or damaged back from a copy or a version of the bucket, and start the broker again"
+    "whole in no write-ahead object, or not surely as it was confirmed, so it is not sent up; what is whole in it is "
+    "served from here; to have the rest, put objects that are missing or damaged back from a copy or a version of the "
+    "bucket, and start the broker again"
 )
 GONE = ("ERR_NOT_FOUND", "ERR_DELETED")
 
@@ -80,7 +82,11 @@ class Tier:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._places: dict[str, list[Place]] = {}  # of each stream, rising
-        self._beyond_repair: dict[str, int] = {}  # its segment, which is not tried again: objects only go
+        self._repairs: set[str] = set()  # streams that wait until a segment of theirs is repaired
+        self._one_repair = asyncio.Lock()  # at a time: each reads objects of all streams
+        #: A stream's segment that was searched for in vain, and whether all of it had been sent: a second search would
+        #: find no more objects than the first.
+        self._beyond_repair: dict[str, tuple[int, bool]] = {}
         self._forgets = asyncio.Semaphore(FORGETS_AT_A_TIME)
         self._says = OnceAMinute(log, logging.ERROR)
         self.segments = self.segment_bytes = 0
@@ -92,7 +98,7 @@ class Tier:
     @property
     def is_busy(self) -> bool:
         """May there be closed segments that are not in the store?"""
-        return self._is_looking or bool(self._looks or self._pauses)
+        return self._is_looking or bool(self._looks or self._pauses or self._repairs)
 
     async def _work(self) -> None:
         # First, and to its end: a stub that is written meanwhile would have no object in its listing.
@@ -136,18 +142,19 @@ class Tier:
         else:
             is_wanted = self.config.tier and record.queue is None and record.vhost != STAGING
         if is_wanted:
-            self._looks[record.incarnation] = record
-            self._wake.set()
+            self._look_soon(record)
 
     async def _upload_all(self) -> None:
-        """Each stream in its turn; one whose segments cannot be sent holds up no other."""
+        """Each stream in its turn; one whose segments cannot be sent, or are repaired, holds up no other."""
         while True:
             while self._looks:
                 incarnation, record = self._looks.popitem(last=False)
+                if incarnation in self._repairs:
+                    continue  # it is looked at again when that is done
                 self._is_looking = True
                 try:
-                    await self._upload_closed(record)
-                    self._pauses.pop(incarnation, None)
+                    if await self._upload_closed(record):
+                        self._pauses.pop(incarnation, None)
                 except Exception as problem:
                     self._again(record, problem)
             self._wake.clear()
@@ -168,10 +175,13 @@ class Tier:
 
         def look() -> None:
             if incarnation in self._pauses:
-                self._looks[incarnation] = record
-                self._wake.set()
+                self._look_soon(record)
 
         asyncio.get_running_loop().call_later(pause_s, look)
+
+    def _look_soon(self, record: StreamRecord) -> None:
+        self._looks[record.incarnation] = record
+        self._wake.set()
 
     def _is_gone(self, incarnation: str) -> bool:
         try:
@@ -179,17 +189,21 @@ class Tier:
         except StorageError:
             return False  # nobody knows just now
 
-    async def _upload_closed(self, record: StreamRecord) -> None:
+    async def _upload_closed(self, record: StreamRecord) -> bool:
+        """False: a segment is repaired first."""
         directory = record.directory
         here = await asyncio.to_thread(local_segments, directory)
         known = self._known(record)
         have = {place.first for place in known}
         for first, after in pairwise(here):
             if first not in have and os.path.getsize(_path(directory, first, "segment")) > SEGMENT_HEADER_BYTES:
+                if record.durability == "remote" and not await self._is_whole(record, first, after):
+                    return False
                 await self._upload(record, first, after)
         if known:
             self._uploaded(record.incarnation, known[-1].next)
         await asyncio.to_thread(housekeep, directory)  # what is there need not be here
+        return True
 
     def _known(self, record: StreamRecord) -> list[Place]:
         if record.incarnation not in self._places:
@@ -202,8 +216,6 @@ class Tier:
     async def _upload(self, record: StreamRecord, first: int, after: int) -> None:
         directory = record.directory
         epoch = await asyncio.to_thread(_make_durable, directory)
-        if record.durability == "remote":
-            await self._make_whole(record, first, after)
         stub = await asyncio.to_thread(cold.describe, directory, first, after, epoch)
         place = place_of(record.incarnation, stub)
         files = {
@@ -220,24 +232,38 @@ class Tier:
         self.segment_bytes += stub.size_bytes
         self._uploaded(record.incarnation, after)
 
-    async def _make_whole(self, record: StreamRecord, first: int, after: int) -> None:
-        """Raises StorageError where a chunk is damaged here, and whole in no write-ahead object."""
-        path = _path(record.directory, first, "segment")
+    async def _is_whole(self, record: StreamRecord, first: int, after: int) -> bool:
+        """False: it is damaged, and its repair has begun.  Raises StorageError where there can be none, or not yet."""
+        incarnation, path = record.incarnation, _path(record.directory, first, "segment")
         damage = await asyncio.to_thread(_damage, path, first, after)
         if not damage:
-            return
-        if self._beyond_repair.get(record.incarnation) != first:
-            is_there = await asyncio.to_thread(_remote_offset, record.directory) >= after  # else objects come yet
-            if await repair(self.epochs, record.incarnation, path, first, after):
-                left = await asyncio.to_thread(_damage, path, first, after)
-                if not left:
-                    said = "stream %r: damage on this disk is repaired from the object store: %s"
-                    log.warning(said, record.name, damage)
-                    return
-                damage = left
-            if is_there:
-                self._beyond_repair[record.incarnation] = first
-        raise StorageError("ERR_CORRUPT", f"{damage}; damaged on this disk, and {BEYOND_REPAIR}")
+            return True
+        all_is_sent = await asyncio.to_thread(_remote_offset, record.directory) >= after
+        # Without the file's header nobody can send the rest.
+        if not all_is_sent and await asyncio.to_thread(_has_header, path, first):
+            raise StorageError("ERR_CORRUPT", f"{damage}; damaged on this disk, and {NOT_SENT_YET}")
+        if self._beyond_repair.get(incarnation) == (first, all_is_sent):
+            raise StorageError("ERR_CORRUPT", f"{damage}; damaged on this disk, and {BEYOND_REPAIR}")
+        self._repairs.add(incarnation)
+        self.in_background(self._repair(record, first, after, damage, all_is_sent))
+        return False
+
+    async def _repair(self, record: StreamRecord, first: int, after: int, damage: str, all_is_sent: bool) -> None:
+        incarnation, path = record.incarnation, _path(record.directory, first, "segment")
+        try:
+            async with self._one_repair:
+                is_whole = await repair(self.epochs, incarnation, path, first, after)
+            if is_whole and not await asyncio.to_thread(_damage, path, first, after):
+                said = "stream %r: damage on this disk is repaired from the object store: %s"
+                log.warning(said, record.name, damage)
+            else:
+                self._beyond_repair[incarnation] = first, all_is_sent
+        except Exception as problem:
+            self._again(record, problem)
+        else:
+            self._look_soon(record)
+        finally:
+            self._repairs.discard(incarnation)
 
     # ---- away ----
 
@@ -348,7 +374,7 @@ class Tier:
         return {
             "segments": self.segments,
             "segment_bytes": self.segment_bytes,
-            "streams_waiting_to_be_sent": len(self._looks.keys() | self._pauses.keys()),
+            "streams_waiting_to_be_sent": len(self._looks.keys() | self._pauses.keys() | self._repairs),
             "cache_bytes": self.cache.bytes,
         }
 
@@ -390,6 +416,17 @@ def _remote_offset(directory: str) -> int:
         return held.remote_offset
     finally:
         held.close()
+
+
+def _has_header(path: str, first: int) -> bool:
+    """Is the header of a segment's file whole?"""
+    with open(path, "rb") as file:
+        header = file.read(SEGMENT_HEADER_BYTES)
+    try:
+        Walk(first, path).take(header)
+    except StorageError:
+        return False
+    return len(header) == SEGMENT_HEADER_BYTES
 
 
 def _damage(path: str, first: int, after: int) -> str:
