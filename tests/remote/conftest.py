@@ -59,12 +59,11 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 for at in range(0, COUNT, 50):
                     publisher.publish([b"%06d" % number + b" " * 800 for number in range(at, at + 50)])
                     publisher.flush()
-        segments = folder / "bucket/streams"
 
         def are_up() -> bool:
-            return segments.is_dir() and all(
-                len(list(one.glob("*.segment"))) >= CLOSED for one in segments.iterdir()
-            ) and len(list(segments.iterdir())) == len(STREAMS)  # fmt: skip
+            """A stub comes last, when its segment is in the store."""
+            logs = list((folder / "data/streams").iterdir())
+            return len(logs) == len(STREAMS) and all(len(list(log.glob("*.remote"))) >= CLOSED for log in logs)
 
         wait_until(are_up, "closed segments are in the store")
         connection.close()
