@@ -43,7 +43,7 @@ err file_sync(const char *path, struct fault *f);
 
 /* Up to `size` bytes; fewer only at the end of the file. */
 err file_read(int fd, const char *path, void *data, size_t size, uint64_t position, size_t *got, struct fault *f);
-/* The same at the beginning of a file of which no more is wanted. */
+/* The same at the beginning of a file, of which the kernel is told to fetch no more. */
 err file_head(int fd, const char *path, void *data, size_t size, size_t *got, struct fault *f);
 /* Exactly `size` bytes; ERR_TRUNCATED when the file ends before. */
 err file_read_exact(int fd, const char *path, void *data, size_t size, uint64_t position, struct fault *f);

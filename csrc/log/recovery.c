@@ -8,7 +8,8 @@
  * 2. Walk the segments from there on; cut at the first chunk that is wrong and put
  *    what lies behind into quarantine.  Older segments are only given an index if theirs is not whole;
  *    one that was closed because its sync failed is looked at from that place on.
- * 3. Sync what was kept, so that a second power cut finds it too: all logs at once, before the first is walked.  Files that hold already what is to be in them stay.
+ * 3. Sync what was kept, so that a second power cut finds it too: at a start all logs at once, before the first is walked.
+ *    Files that hold already what is to be in them stay.
  * 4. Build the deduplication table, and last of all the control block.  Until that
  *    is of this boot everything above can be done again.
  *
