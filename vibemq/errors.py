@@ -118,7 +118,7 @@ class RemoteError(VibeMQError):
 
 
 class MetadataRace(StorageError):
-    """Another broker of the same bucket changed the metadata at the same moment: look again, then try again."""
+    """Another broker, or a process that was killed, changed the metadata at the same moment: look, then try again."""
 
 
 class StreamExists(VibeMQError):

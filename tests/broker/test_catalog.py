@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Making and deleting super streams and virtual hosts: all or nothing on the disk too, and everybody is told."""
 
+import json
 import os
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from vibemq.errors import (
     VhostNotFound,
 )
 from vibemq.storage import log as logs
+from vibemq.storage.changes import NumberTaken
 from vibemq.storage.metadata import Metadata
 
 
@@ -53,6 +55,48 @@ def directories(metadata):
 
 def known(metadata):
     return sorted(record.incarnation for record in metadata.streams())
+
+
+class KilledBeforeItsCommit:
+    """Publishes as a worker does that is killed before it commits what the bucket has; the next one meets it there."""
+
+    def __init__(self):
+        self.bucket = {}
+        self.is_killed = False
+
+    def __call__(self, number, changes):
+        if number in self.bucket:
+            raise NumberTaken(number, {"changes": self.bucket[number]})
+        self.bucket[number] = json.loads(json.dumps(changes))
+        if self.is_killed:
+            self.is_killed = False
+            raise MetadataUnsure("ERR_IO", "it was killed")
+
+
+def killed(catalog, metadata):
+    """After a worker was killed while it made the stream `dying`."""
+    metadata.bind("00112233445566ff", "a")
+    metadata.publish = KilledBeforeItsCommit()
+    metadata.publish.is_killed = True
+    with pytest.raises(MetadataUnsure):
+        create(catalog, "dying")
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (create, ["dying", "s"]),
+        (create_super, ["dying", "s-0", "s-1", "s-2"]),
+        (lambda catalog, name: catalog.create_queue("/", name, {}), ["dying", "s"]),
+        (lambda catalog, _: catalog.create_queue("/", "dying", {}), ["dying"]),
+    ],
+    ids=["stream", "super stream", "queue", "queue of the same name"],
+)
+def test_what_is_made_after_a_worker_was_killed_in_a_change_is_made_behind_that(catalog, metadata, make, names):
+    killed(catalog, metadata)
+    make(catalog, "s")
+    assert sorted(record.name for record in metadata.streams()) == names
+    assert directories(metadata) == known(metadata), "no log is left over"
 
 
 def test_every_partition_has_its_log_with_the_arguments_of_all(catalog, metadata):

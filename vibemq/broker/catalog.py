@@ -30,6 +30,7 @@ from vibemq.errors import (
     VibeMQError,
 )
 from vibemq.storage.arguments import has_retention, log_options
+from vibemq.storage.database import again_when_raced
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
@@ -91,10 +92,14 @@ class Catalog:
         Raises BadArgument, StreamExists, LimitExceeded, VhostNotFound, StorageError.
         """
         require_store(wanted.durability, self.config.remote)
-        with self._making_logs() as make:
-            record = self.metadata.create_stream(
-                virtual_host, name, wanted.given, wanted.durability, prepare=make, user=by.user, **self._limits
-            )
+
+        def create() -> StreamRecord:
+            with self._making_logs(self._make_log) as make:
+                return self.metadata.create_stream(
+                    virtual_host, name, wanted.given, wanted.durability, prepare=make, user=by.user, **self._limits
+                )
+
+        record = again_when_raced(create)
         self._say(by, "stream.created", record, arguments=wanted.given)
         return record
 
@@ -125,18 +130,22 @@ class Catalog:
         if len(names) > most:
             raise LimitExceeded(f"super stream {name!r}: partitions", len(names), most)
         policies = self.metadata.policy_changes()
-        with self._making_logs() as make:
-            records = self.metadata.create_super_stream(
-                virtual_host,
-                name,
-                list(zip(names, binding_keys, strict=True)),
-                wanted.given,
-                wanted.durability,
-                self._limits["streams_max"],
-                make,
-                self._limits["vhost_streams_max"],
-                by.user,
-            )
+
+        def create() -> list[StreamRecord]:
+            with self._making_logs(self._make_log) as make:
+                return self.metadata.create_super_stream(
+                    virtual_host,
+                    name,
+                    list(zip(names, binding_keys, strict=True)),
+                    wanted.given,
+                    wanted.durability,
+                    self._limits["streams_max"],
+                    make,
+                    self._limits["vhost_streams_max"],
+                    by.user,
+                )
+
+        records = again_when_raced(create)
         if self.audit is not None:
             self.audit.say(by, "super_stream.created", name, vhost=virtual_host, partitions=names, arguments=arguments)
         if self.metadata.policy_changes() != policies:  # while nobody could see the new streams
@@ -145,7 +154,7 @@ class Catalog:
         return records
 
     @contextmanager
-    def _making_logs(self) -> Iterator[Callable[[StreamRecord], None]]:
+    def _making_logs(self, make_log: Callable[[StreamRecord], None]) -> Iterator[Callable[[StreamRecord], None]]:
         """What makes the logs of new streams; they go again where the metadata refuses the streams.
 
         Only then: after any other error nobody knows whether the streams exist, and the next start finds out.
@@ -154,7 +163,7 @@ class Catalog:
 
         def make(record: StreamRecord) -> None:
             made.append(record.directory)
-            logs.create(record.directory, **self._options(record))
+            make_log(record)
 
         try:
             yield make
@@ -165,6 +174,9 @@ class Catalog:
                 with suppress(StorageError):
                     logs.remove(directory)
             raise
+
+    def _make_log(self, record: StreamRecord) -> None:
+        logs.create(record.directory, **self._options(record))
 
     def _options(self, record: StreamRecord) -> LogOptions:
         arguments = self.metadata.effective_arguments(record)
@@ -203,15 +215,19 @@ class Catalog:
         require_store(durability, self.config.remote)
         kept = {key: value for key, value in options.items() if value is not None}
 
-        def prepare(record: StreamRecord) -> None:
+        def make_log(record: StreamRecord) -> None:
             segment, messages = self.config.queues.segment_size_bytes, self.config.store.chunk_messages_max
             logs.create(record.directory, **log_options({}, durability, segment, messages, *self.config.local_limits))
             logs.ledger_create(record.directory, 0, durability != "os")
 
+        def create() -> StreamRecord:
+            with self._making_logs(make_log) as make:
+                return self.metadata.create_stream(
+                    virtual_host, name, {}, durability, prepare=make, queue=kept, user=by.user, **self._limits
+                )
+
         try:
-            record = self.metadata.create_stream(
-                virtual_host, name, {}, durability, prepare=prepare, queue=kept, user=by.user, **self._limits
-            )
+            record = again_when_raced(create)
             self._say(by, "queue.created", record, options=kept)
             return record
         except StreamExists as problem:
@@ -220,7 +236,9 @@ class Catalog:
         # A stream of its own: its retention goes on to say what is kept, and the queue begins with what is there. By
         # default nothing limits it, which would drop from what nobody has yet had the time to take.
         options = {"max_messages": 0, **kept, "keep": True}
-        record = self.metadata.set_queue(virtual_host, name, options, prepare=self._add_ledger)
+        record = again_when_raced(
+            lambda: self.metadata.set_queue(virtual_host, name, options, prepare=self._add_ledger)
+        )
         self._say(by, "queue.made_of_stream", record, options=options)
         return record
 

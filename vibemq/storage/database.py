@@ -21,7 +21,7 @@ import sqlite3
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
@@ -32,11 +32,19 @@ from vibemq.storage.records import Record, Table
 
 REFUSED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")  # and their kinds, which begin so
 BUSY_TIMEOUT_MS = 10_000  # writers of other processes hold the lock for milliseconds, with a bucket for one PUT
-RACES_MAX = 8  # against other brokers, that one request may lose: each change is rare, so more is no coincidence
+RACES_MAX = 8  # against other changes, that one request may lose: each change is rare, so more is no coincidence
 
 Self = TypeVar("Self", bound="Database")
 Words = ParamSpec("Words")
 Result = TypeVar("Result")
+
+
+def again_when_raced(change: Callable[[], Result]) -> Result:
+    """Does it, and again where another change of the metadata came first: then nothing was changed by this one."""
+    for _ in range(RACES_MAX - 1):
+        with suppress(MetadataRace):
+            return change()
+    return change()
 
 
 def again_when_full(
@@ -44,21 +52,13 @@ def again_when_full(
 ) -> Callable[Concatenate[Self, Words], Result]:
     """For a method that is one transaction and does nothing else: it is run again as ``retry`` says.
 
-    SQLite undoes a transaction that meets a full disk, so it is begun anew; and so is one to which another broker's
+    SQLite undoes a transaction that meets a full disk, so it is begun anew; and so is one to which another change
     came first.
     """
 
     @wraps(method)
     def again(self: Self, /, *args: Words.args, **kwargs: Words.kwargs) -> Result:
-        found: Result
-        for lost in range(RACES_MAX):
-            try:
-                found = self.retry(partial(method, self, *args, **kwargs))
-                break
-            except MetadataRace:
-                if lost == RACES_MAX - 1:
-                    raise
-        return found
+        return again_when_raced(lambda: self.retry(partial(method, self, *args, **kwargs)))
 
     return again
 
@@ -176,8 +176,9 @@ class Database:
     def _writing(self, synced: bool) -> Iterator[sqlite3.Connection]:
         """One transaction; ``synced`` makes it survive a power cut before it returns.
 
-        Of a bound database its changes lie in the bucket before.  Raises MetadataRace: another broker's came first and
-        is applied now, so all that was looked up may be otherwise.
+        Of a bound database its changes lie in the bucket before.  Raises MetadataRace: another one, of another broker
+        or of a process that was killed before it could commit, came first and is applied now, so all that was looked up
+        may be otherwise.
         """
         published = None
         try:
@@ -214,13 +215,14 @@ class Database:
         return bound.number + 1, made
 
     def _follow(self, taken: NumberTaken) -> NoReturn:
-        """Apply what another broker was quicker with, and say so."""
+        """Apply what came first, and say so."""
         bound = self.binding()
         if bound is not None and bound.number + 1 == taken.number:  # else another process was quicker with that too
             self.retry(partial(self.apply, taken.number, taken.body.get("changes")))
         raise MetadataRace(
             "ERR_EXISTS",
-            f"{self.path}: another broker changed the metadata at the same moment; nothing was changed",
+            f"{self.path}: another broker, or a process that was killed, changed the metadata at the same moment; "
+            "nothing was changed",
             hint="try again",
         )
 
