@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a broker with very many streams takes from its start to the ready line, in this boot and in a new one.
+"""How long a broker with very many streams takes from its start to the ready line: in this boot, in a new one after an
+orderly stop, and after the power was cut.
 
     python -m benchmarks start [--streams 65536] [--rounds 3] [--output FILE.json]
 
 The streams are made from one with a message in it, by the broker's own metadata and copies of its log: through a
 broker that many would take longer than all that is measured.  A log belongs to a boot by what its control page says
-(csrc/log/FORMAT.md), so a page that names another is what a start of the machine leaves, but for what lies in the page
-cache: `--cold` drops that before, which needs root.
+(csrc/log/FORMAT.md), and the last broker's stop says to which (`DATA/lock`).  So these two are changed to what a start
+of the machine leaves, but for what lies in the page cache: `--cold` drops that before, which needs root.
 """
 
 import os
@@ -55,7 +56,12 @@ def make(folder: Path, count: int) -> None:
             metadata.create_super_stream("/", f"many-{number}", partitions, {}, "os", STREAMS_MAX, copied)
 
 
-def of_another_boot(directories: list[Path]) -> None:
+def of_another_boot(data: Path, directories: list[Path], *, stopped: bool) -> None:
+    lock = data / "lock"
+    said, _, version = lock.read_text().split()
+    if said != "stopped":
+        raise click.ClickException(f"{lock}: the last broker has not noted its stop; --streams is too small?")
+    lock.write_text(f"stopped {OTHER_BOOT.hex()} {version}\n" if stopped else "1\n")
     for directory in directories:
         with open(directory / "control", "r+b") as file:
             file.seek(BOOT_ID_AT)
@@ -92,11 +98,13 @@ def start(streams: int, rounds: int, cold: bool, folder: Path | None, output: Pa
         with closing(Metadata(metadata_path(str(where / "data")))) as metadata:
             directories = [Path(record.directory) for record in metadata.streams()]
         report: dict[str, object] = {"streams": len(directories), "made_s": round(time.monotonic() - began, 1)}
-        taken: dict[str, list[float]] = {"after_another_boot_s": [], "in_this_boot_s": []}
+        kinds = "after_a_power_cut_s", "after_another_boot_s", "in_this_boot_s"
+        taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+        ready_s(where)  # and stopped, which is noted
         for _ in range(rounds):
             for kind, seconds in taken.items():
-                if kind == "after_another_boot_s":
-                    of_another_boot(directories)
+                if kind != "in_this_boot_s":
+                    of_another_boot(where / "data", directories, stopped=kind == "after_another_boot_s")
                 os.sync()
                 if cold:
                     DROP_CACHES.write_text("3\n")

@@ -119,6 +119,10 @@ err control_map(const char *directory, bool write, struct control **out, struct 
 void control_unmap(struct control *c);
 void control_limits_set(struct control *c, const struct log_options *limits);
 
+/* Go on with the page as it is, if it is of `boot_id`: of this boot, or of one whose end left all files whole on the disk
+ * and nobody who had them open.  Sets the limits.  False, and the page is at worst one of no boot: recovery is needed. */
+bool control_continue(const char *directory, const uint8_t boot_id[16], const struct log_options *limits);
+
 /* What recovery may believe of a control block of another boot. */
 struct control_old {
     bool has_durable;

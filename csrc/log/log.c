@@ -86,6 +86,13 @@ err log_create(const char *directory, const struct log_options *options, struct 
 
 /* ---- open and close ---- */
 
+bool log_continue(const char *directory, const uint8_t boot_id[16], const struct log_options *options)
+{
+    struct log_options limits;
+    return directory_allowed(directory, NULL) == OK && log_options_check(options, &limits, NULL) == OK &&
+           control_continue(directory, boot_id, &limits);
+}
+
 static err open_handle(const char *directory, bool write, struct log **out, struct fault *f)
 {
     err e = directory_allowed(directory, f);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Random work on a log, a power cut at a random system call, recovery (sometimes cut too),
- * and then: what log_sync promised is there, in order and whole; nothing torn is served, nor
+ * and then: what log_sync, or an orderly end before, promised is there, in order and whole; nothing torn is served, nor
  * withheld by a torn filter; the deduplication table says what the surviving messages say; appending goes on.
  */
 #include "../log/upkeep.h"
@@ -216,6 +216,23 @@ static void check_log(const char *directory, struct world *w, struct recovery_re
     w->promised = s.next; /* recovery has synced what it kept */
 }
 
+/* An orderly end with all on the disk, and in the next boot the log goes on without recovery. */
+static void stop_and_continue(struct world *w, const char *directory, const char *result)
+{
+    uint8_t ended_in[16];
+    struct fault f = {0};
+    w->promised = log_next(w->log);
+    sys->boot_id(ended_in);
+    log_close(w->log);
+    cut_boot++;
+    cut_watch(directory, result, -1);
+    adopt_all(directory);
+    CHECK(log_continue(directory, ended_in, &options));
+    REQUIRE_OK(log_open(directory, &w->log, &f));
+    EXPECT_EQ(w->promised, log_durable_offset(w->log));
+    if (test_random_below(2)) cut_photograph(log_control(w->log));
+}
+
 static void remove_directory(const char *path)
 {
     nftw(path, test_scratch_remove, 16, FTW_DEPTH | FTW_PHYS);
@@ -236,6 +253,10 @@ static void one_round(const char *base, unsigned round)
     REQUIRE_OK(log_create(paths[0], &options, &f));
     REQUIRE_OK(log_open(paths[0], &w.log, &f));
     cut_photograph(log_control(w.log));
+    if (round % 3 == 0) {
+        work(&w, 60);
+        stop_and_continue(&w, paths[0], paths[1]);
+    }
     cut_disk.calls_left = (int64_t)test_random_below(400);
     work(&w, 120);
     if (!cut_disk.cut) cut_now();

@@ -5,6 +5,8 @@
  */
 #include "../log/upkeep.h"
 
+#include <sys/wait.h>
+
 #include "../log/handle.h"
 #include "log_help.h"
 
@@ -344,6 +346,90 @@ TEST(in_the_same_boot_there_is_nothing_to_do)
     EXPECT(!report.ran);
     log_close(l);
     EXPECT_ERR(ERR_NOT_FOUND, recovery_run("/nowhere/at/all", &options, NULL, &report, NULL));
+}
+
+static const uint8_t other_boot[17] = "another boot....";
+
+static struct control *page_of_other_boot(void)
+{
+    struct control *c = log_control(l);
+    memcpy(c->boot_id, other_boot, sizeof c->boot_id);
+    return c;
+}
+
+static void die_with(struct mutex *m)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        mutex_lock(m);
+        _exit(0);
+    }
+    waitpid(pid, NULL, 0);
+}
+
+TEST(after_an_orderly_end_in_another_boot_a_log_goes_on_as_it_is)
+{
+    struct log_options fewer = options;
+    struct log_appended a;
+    struct batch b;
+    fewer.retention_bytes_max = 12345;
+    make_log();
+    struct control *c = page_of_other_boot();
+    struct commit ended;
+    control_committed(c, &ended);
+    uint32_t epoch = c->epoch;
+    atomic_store(&c->holders, 3);
+    log_close(l);
+    EXPECT_ERR(ERR_STALE, log_open(path, &l, NULL));
+    EXPECT(log_continue(path, other_boot, &fewer));
+    EXPECT_OK(log_open(path, &l, NULL));
+    c = log_control(l);
+    struct durable d;
+    control_durable(c, &d);
+    EXPECT_EQ(ended.next_offset, d.offset);
+    EXPECT_EQ(epoch, c->epoch);
+    EXPECT_EQ(0, atomic_load(&c->holders));
+    EXPECT_EQ(12345, atomic_load(&c->retention_bytes_max));
+    batch_init(&b, NULL);
+    EXPECT_OK(help_fill(l, &b, 3, 50, &a));
+    EXPECT_EQ(ended.next_offset, a.first_offset);
+    batch_free(&b);
+    log_close(l);
+}
+
+TEST(a_log_that_somebody_died_with_or_that_failed_is_left_to_recovery)
+{
+    for (int what = 0; what < 5; what++) {
+        make_log();
+        struct control *c = page_of_other_boot();
+        if (what == 0) die_with(&c->mutex);
+        if (what == 1) die_with(&c->durable_mutex);
+        if (what == 2) atomic_store(&c->repair_wanted, 1);
+        if (what == 3) control_failed_add(c, 1, 2);
+        if (what == 4) atomic_store(&c->sync_failed_segment, 1);
+        log_close(l);
+        EXPECT(!log_continue(path, other_boot, &options));
+        struct recovery_report report;
+        EXPECT_OK(recovery_run(path, &options, NULL, &report, NULL));
+        EXPECT(report.ran);
+    }
+}
+
+TEST(a_log_of_neither_boot_and_a_copied_or_deleted_one_are_left_to_recovery)
+{
+    char command[1400], copy[600];
+    make_log();
+    page_of_other_boot()->boot_id[0] = 'x';
+    EXPECT(!log_continue(path, other_boot, &options));
+    page_of_other_boot();
+    snprintf(copy, sizeof copy, "%s-copy", path);
+    snprintf(command, sizeof command, "cp -r '%s' '%s'", path, copy);
+    EXPECT_EQ(0, system(command));
+    EXPECT(!log_continue(copy, other_boot, &options));
+    log_mark_deleted(l);
+    EXPECT(!log_continue(path, other_boot, &options));
+    EXPECT(!log_continue("/nowhere/at/all", other_boot, &options));
+    log_close(l);
 }
 
 TEST(a_copied_directory_is_stale_and_recovers)

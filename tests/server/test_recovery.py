@@ -4,6 +4,7 @@
 import os
 import shutil
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -28,8 +29,17 @@ def create(metadata, name, **arguments):
     return metadata.create_stream("/", name, arguments, "os", 100, prepare=lambda record: logs.create(record.directory))
 
 
-def recover(metadata):
-    return recovery.recover_all(metadata, 500_000_000, 67_108_864, reserve=reserve_of(metadata))
+def recover(metadata, stopped=b""):
+    return recovery.recover_all(metadata, 500_000_000, 67_108_864, reserve=reserve_of(metadata), stopped=stopped)
+
+
+OTHER_BOOT = b"another boot...."
+
+
+def make_of_another_boot(directory):
+    with open(os.path.join(directory, "control"), "r+b") as file:
+        file.seek(8)
+        file.write(OTHER_BOOT)
 
 
 def reserve_of(metadata):
@@ -41,6 +51,35 @@ def test_streams_of_this_boot_are_usable_as_they_are(metadata, caplog):
     with caplog.at_level("INFO"):
         assert recover(metadata) == 3
     assert caplog.text == ""
+    for record in records:
+        logs.Log(record.directory).close()
+
+
+def test_after_a_noted_stop_streams_of_that_boot_get_their_limits_and_nothing_else_is_looked_at(metadata, monkeypatch):
+    records = [create(metadata, f"s{n}", **{"stream-filter-size-bytes": "32"}) for n in range(3)]
+    for record in records:
+        make_of_another_boot(record.directory)
+    monkeypatch.setattr(recovery.logs, "recover", lambda *_, **__: pytest.fail("it was looked at"))
+    assert recover(metadata, OTHER_BOOT) == 3
+    for record in records:
+        held = logs.Log(record.directory)
+        assert held.filter_size_bytes == 32
+        held.close()
+
+
+def test_after_a_noted_stop_what_is_of_no_or_a_third_boot_is_recovered_and_so_are_queues(metadata, caplog):
+    records = [create(metadata, name) for name in ("stopped", "of a third boot", "without a page")]
+    make = partial(metadata.create_stream, "/", "jobs", {}, "os", 100, queue={})
+    records.append(make(prepare=lambda record: logs.create(record.directory)))
+    for record in records:
+        make_of_another_boot(record.directory)
+    with open(os.path.join(records[1].directory, "control"), "r+b") as file:
+        file.seek(8)
+        file.write(b"the third boot..")
+    os.unlink(os.path.join(records[2].directory, "control"))
+    with caplog.at_level("INFO"):
+        assert recover(metadata, OTHER_BOOT) == 4
+    assert "recovered 3 streams" in caplog.text
     for record in records:
         logs.Log(record.directory).close()
 
@@ -118,10 +157,8 @@ def test_what_was_cut_is_logged_with_file_and_position(metadata, monkeypatch, ca
 
 def test_a_torn_tail_is_kept_in_quarantine_and_the_log_says_where(metadata, caplog):
     record = create(metadata, "orders")
-    control, segment = (os.path.join(record.directory, name) for name in ("control", f"{0:020}.segment"))
-    with open(control, "r+b") as file:
-        file.seek(8)
-        file.write(b"another boot....")
+    segment = os.path.join(record.directory, f"{0:020}.segment")
+    make_of_another_boot(record.directory)
     with open(segment, "ab") as file:
         file.write(b"torn")
     recover(metadata)

@@ -1,10 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals: ending cleanly, ending those who do not, and reading the configuration again."""
 
+import os
 import signal
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from supervisor_harness import wait_until
+
+import vibemq
+import vibemq.storage.log as logs
+from vibemq.server import datadir
+from vibemq.server.supervisor import NOTED_STREAMS_MIN
+from vibemq.storage.metadata import Metadata
+
+OTHER_BOOT = b"another boot...."
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -80,3 +91,51 @@ def test_sighup_with_a_bad_file_keeps_everything(start):
     broker.signal(signal.SIGHUP)
     broker.wait_log("SIGHUP: the configuration is kept as it was")
     assert broker.ask()[1] in broker.workers()
+
+
+def test_a_stop_with_very_many_streams_is_noted_and_a_new_boot_starts_without_a_look_at_them(start):
+    broker = start().wait_ready()
+    broker.end()
+    with closing(Metadata(str(broker.data_dir / "meta.db"))) as metadata:
+        names = [(f"s{n}", str(n)) for n in range(NOTED_STREAMS_MIN)]
+        metadata.create_super_stream("/", "many", names, {}, "os", len(names), lambda of: logs.create(of.directory))
+        directories = [Path(record.directory) for record in metadata.streams()]
+    lock = broker.data_dir / "lock"
+
+    def reboot() -> None:
+        for directory in directories:
+            with open(directory / "control", "r+b") as file:
+                file.seek(8)
+                file.write(OTHER_BOOT)
+        said = lock.read_text().split()
+        if said[0] == "stopped":
+            lock.write_text(f"stopped {OTHER_BOOT.hex()} {said[2]}\n")
+
+    for _ in range(2):
+        broker = start().wait_ready()
+        assert lock.read_text() == f"{broker.process.pid}\n"
+        broker.signal(signal.SIGTERM)
+        assert broker.wait() == 0
+        assert "recovered" not in broker.log
+        reboot()
+    broker = start().wait_ready()
+    broker.end()  # killed: nothing is noted
+    reboot()
+    broker = start().wait_ready()
+    assert f"recovered {len(directories)} streams" in broker.log
+
+
+def test_a_stop_that_another_version_noted_is_not_believed(tmp_path):
+    datadir.prepare(str(tmp_path))
+    fd, stopped = datadir.acquire(str(tmp_path))
+    assert stopped == b""
+    datadir.note_stop(fd)
+    noted = (tmp_path / "lock").read_text()
+    os.close(fd)
+    fd, stopped = datadir.acquire(str(tmp_path))
+    assert f"stopped {stopped.hex()} {vibemq.__version__}\n" == noted
+    os.close(fd)
+    (tmp_path / "lock").write_text(noted.replace(vibemq.__version__, "0.0.1"))
+    fd, stopped = datadir.acquire(str(tmp_path))
+    assert stopped == b""
+    os.close(fd)

@@ -2,7 +2,8 @@
 """The data directory: made for its owner only, used by one broker at a time.
 
 ``DATA/lock`` is held with flock by the supervisor and, through the inherited descriptor, by every worker: a supervisor
-that was killed cannot be followed by a new one while its workers still finish.
+that was killed cannot be followed by a new one while its workers still finish.  In it stands who has it, or, after a
+stop that has put everything on the disk, in which boot that was: then the next start need not look at every log.
 """
 
 import contextlib
@@ -10,8 +11,10 @@ import fcntl
 import logging
 import os
 import pwd
+import re
 import time
 
+import vibemq
 from vibemq.errors import AlreadyRunning, ConfigError, SetupError
 from vibemq.storage import identity, ownership
 
@@ -21,6 +24,8 @@ _POLL_S = 0.02
 CTL_SOCKET = "ctl.sock"
 #: In a backup, which no broker serves from (backup.py).
 BACKUP = "backup.json"
+#: Of another version, which may have written other files, it is not believed.
+_STOPPED = re.compile(rf"stopped ([0-9a-f]{{32}}) {re.escape(vibemq.__version__)}\n")
 BOOT_ID, OWN_FILES = "/proc/sys/kernel/random/boot_id", "/proc/self/fd"
 
 log = logging.getLogger("vibemq.server")
@@ -71,10 +76,10 @@ def prepare(path: str) -> None:
         ) from None
 
 
-def acquire(path: str) -> int:
-    """Take DATA/lock and return its descriptor, to be kept open.  Raises AlreadyRunning, SetupError.
+def acquire(path: str) -> tuple[int, bytes]:
+    """Take DATA/lock: its descriptor, to be kept open, and the boot in which the last broker noted its stop, or b"".
 
-    Waits a moment for the workers of a supervisor that has just died.
+    Waits a moment for the workers of a supervisor that has just died.  Raises AlreadyRunning, SetupError.
     """
     try:
         fd = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -102,9 +107,25 @@ def acquire(path: str) -> int:
                 hint="stop that broker first, or give this one its own --data-dir",
             )
         time.sleep(_POLL_S)  # flock has no timeout, and a signal must still be able to end us
+    stopped = _STOPPED.fullmatch(os.pread(fd, 128, 0).decode(errors="replace"))
+    _write(fd, f"{os.getpid()}\n")
+    if stopped is None:
+        return fd, b""
+    os.fsync(fd)  # what a power cut leaves from now on was not stopped
+    return fd, bytes.fromhex(stopped[1])
+
+
+def note_stop(fd: int) -> None:
+    """In DATA/lock: nobody has anything open, and all is on the disk.  Raises OSError."""
+    with open(BOOT_ID) as file:
+        boot_id = file.read().strip().replace("-", "")
+    _write(fd, f"stopped {boot_id} {vibemq.__version__}\n")
+    os.fsync(fd)
+
+
+def _write(fd: int, text: str) -> None:
     os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
+    os.pwrite(fd, text.encode(), 0)
 
 
 def require_unserved(path: str) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import vibemq.storage.log as logs
 from vibemq.broker.disk import Reserve
@@ -40,9 +40,12 @@ Outcome = TypeVar("Outcome")
 def recover_all(
     metadata: Metadata, segment_size_bytes: int, queue_segment_size_bytes: int,
     chunk_messages_max: int = CHUNK_MESSAGES_MAX, local_limits: tuple[int, int] = (0, 0), *, reserve: Reserve,
+    stopped: bytes = b"",
 ) -> int:  # fmt: skip
     """Recover every stream, and set its limits as they are now; returns how many were usable.
 
+    ``stopped``: the boot in which the last broker noted that it had put all on the disk (datadir.acquire); logs that
+    were last open in it need no more than their limits.
     What recovery writes (copies of what it cuts, indexes) gets the reserve where the disk is full.
     """
     began = time.monotonic()
@@ -56,9 +59,10 @@ def recover_all(
         # A queue that was a stream before keeps the size of one.
         is_queue = record.queue is not None and not record.queue.get("keep")
         segment = queue_segment_size_bytes if is_queue else segment_size_bytes
-        arguments = policies.arguments(record)
+        sizes = segment, chunk_messages_max, *local_limits
         try:
-            return reserve.retry(partial(_recover, record, arguments, segment, chunk_messages_max, local_limits, once))
+            options = log_options(policies.arguments(record), record.durability, *sizes)
+            return reserve.retry(partial(_recover, record, options, once, stopped))
         except VibeMQError as problem:
             return problem
 
@@ -102,10 +106,12 @@ def _at_a_time(
 
 
 def _recover(
-    record: StreamRecord, arguments: Mapping[str, str], segment_size_bytes: int, chunk_messages_max: int,
-    local_limits: tuple[int, int], once: "logs.SyncOnce",
-) -> "logs.RecoveryReport | None":  # fmt: skip
-    options = log_options(arguments, record.durability, segment_size_bytes, chunk_messages_max, *local_limits)
+    record: StreamRecord, options: Mapping[str, Any], once: "logs.SyncOnce", stopped: bytes
+) -> "logs.RecoveryReport | None":
+    # What a queue has settled is no part of its log, and what a transaction has staged is few.
+    is_plain = record.queue is None and record.vhost != STAGING
+    if stopped and is_plain and logs.resume(record.directory, stopped, **options):
+        return None
     if record.vhost == STAGING:
         return logs.recover(record.directory, once=once, **options)
     if not os.path.isdir(record.directory):

@@ -17,6 +17,9 @@ cdef extern from "base/error.h" nogil:
     size_t fault_format(const fault *f, char *out, size_t size)
     err fault_set(fault *f, err code, int sys_errno, const char *where, uint64_t position, uint64_t needed, uint64_t had)
 
+cdef extern from "base/file.h" nogil:
+    err file_sync_system(const char *directory, fault *f)
+
 cdef extern from "base/bytes.h" nogil:
     uint16_t bytes_load16(const uint8_t *p)
     uint32_t bytes_load32(const uint8_t *p)
@@ -349,6 +352,7 @@ cdef extern from "log/log.h" nogil:
         uint64_t first_offset, next_offset, last_chunk, segment_count, bytes
 
     err log_create(const char *directory, const log_options *options, fault *f)
+    bint log_continue(const char *directory, const uint8_t *boot_id, const log_options *options)
     err log_open(const char *directory, log **out, fault *f)
     void log_close(log *l)
     void log_rest(log *l)

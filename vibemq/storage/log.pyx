@@ -158,6 +158,34 @@ def recover(str directory, SyncOnce once=None, **options) -> RecoveryReport:
                           r.given_back)
 
 
+def resume(str directory, bytes boot_id, **options) -> bool:
+    """Instead of recover, where the last broker has ended in order in boot ``boot_id`` (16 bytes) with all on the disk.
+
+    False: this log must be recovered.
+    """
+    if len(boot_id) != 16:
+        raise ValueError("boot_id: 16 bytes")
+    cdef core.log_options o = _options(options)
+    cdef bytes path = os.fsencode(directory)
+    cdef const char *p = path
+    cdef const uint8_t *boot = boot_id
+    cdef bint yes
+    with nogil:
+        yes = core.log_continue(p, boot, &o)
+    return yes
+
+
+def sync_all(str directory):
+    """Put all of the file system that has ``directory`` on the disk.  Blocks; raises StorageError."""
+    cdef fault f
+    cdef err e
+    cdef bytes path = os.fsencode(directory)
+    cdef const char *p = path
+    with nogil:
+        e = core.file_sync_system(p, &f)
+    check(e, &f)
+
+
 def check_versions(str directory):
     """Is every file of a log, and of its ledger, in a format that we know?  Writes nothing.
 
@@ -182,6 +210,10 @@ def refuse(str directory, problem: StorageError):
 
 def is_refused(str directory) -> bool:
     return directory in _refused
+
+
+def are_refused() -> bool:
+    return bool(_refused)
 
 
 def require_usable(str directory):
