@@ -128,7 +128,7 @@ def options(scenarios: Sequence[Scenario]) -> Callable[[Any], Any]:
         click.option("--baseline", help="Ratios are against this server."),
         click.option("--rounds", type=click.IntRange(1), default=report.ROUNDS_DEFAULT_COUNT, show_default=True),
         click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, help="Of messages."),
-        click.option("--warm-mb", type=click.IntRange(0), default=0, help="First touch so much memory."),
+        click.option("--warm-mb", type=click.IntRange(0), default=0, help="Keep so much memory in use."),
         click.option("--verify", is_flag=True, help="Check every message and every ack."),
         click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="Of a run, s."),
         click.option("--output", type=click.Path(path_type=Path), help="Writes OUTPUT.json and OUTPUT.md."),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the object store costs: durability `remote` beside `disk` and `os`, a slow store, cold reads, a restore.
 
-    python -m benchmarks remote [--rounds 5] [--scale 1.0] [--output FILE.json]
+    python -m benchmarks remote [--rounds 5] [--scale 1.0] [--warm-mb 20000] [--output FILE.json]
 
 The store is a folder (file://), which is the limit of what any store can do, and where a store must be slow a real S3
 server (moto) behind a proxy that delays its answers. Brokers have two workers and are measured in alternation, each
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import click
 
 from benchmarks.figures import show
+from benchmarks.report import keep_warm, warm_memory
 from benchmarks.servers import VibeMQ
 from vibemq.bench.run import run, tree_cpu_s
 from vibemq.bench.streams import StreamsLoad as Load
@@ -77,6 +78,7 @@ def alternate(rounds: int, works: dict[str, Callable[[], dict[str, float]]]) -> 
     found: dict[str, dict[str, list[float]]] = {name: {} for name in works}
     for turn in range(rounds + 1):
         for name in sorted(works, reverse=turn % 2 == 1):
+            keep_warm()
             for what, value in works[name]().items():
                 if turn:
                     found[name].setdefault(what, []).append(value)
@@ -450,9 +452,11 @@ def restore(folder: Path, streams: int, messages: int) -> dict[str, Any]:
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--scale", default=1.0, show_default=True, help="Of the messages of a run.")
 @click.option("--only", multiple=True, help="Of: durabilities, requests, slow, tier, cold, cold-s3, beside, restore.")
+@click.option("--warm-mb", type=click.IntRange(0), default=0, help="Keep so much memory in use.")
 @click.option("--output", type=click.Path(path_type=Path))
-def remote_command(rounds: int, scale: float, only: tuple[str, ...], output: Path | None) -> None:
+def remote_command(rounds: int, scale: float, only: tuple[str, ...], warm_mb: int, output: Path | None) -> None:
     """Durability `remote`, the second tier, and a restore."""
+    warm_memory(warm_mb)
     works: dict[str, Callable[[Path], dict[str, Any]]] = {
         "durabilities": lambda folder: durabilities(folder, rounds, round(MESSAGES * scale)),
         "requests": lambda folder: requests(folder, 0),

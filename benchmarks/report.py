@@ -12,7 +12,6 @@ import datetime
 import os
 import platform
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -44,16 +43,28 @@ def machine() -> dict[str, Any]:
     }
 
 
-def warm_memory(size_mb: int) -> None:
-    """Touches memory by writing a file and deleting it.
+_warm_fd = -1  # of the file whose pages hold the memory, once there is one
 
-    On a fresh virtual machine a page that the guest never used costs ten times as much to write as any later time,
-    and the first broker to be measured would pay for it.
+
+def warm_memory(size_mb: int) -> None:
+    """Keeps so much memory in use until the program ends: as page cache, which the kernel gives to whoever needs some.
+
+    A virtual machine may hand memory that is free back to its host, and a page that comes from there again costs ten
+    times as much to write as one that was in use, so whoever happens to be measured then would pay for it. A server
+    that has been up for a while has no free memory either.
     """
-    block = os.urandom(WARM_BLOCK_SIZE_BYTES)
-    with tempfile.TemporaryFile() as file:
-        for _ in range(size_mb):
-            file.write(block)
+    global _warm_fd
+    if size_mb:
+        _warm_fd = os.open("/var/tmp", os.O_TMPFILE | os.O_RDWR)  # a disk's: of a hole there the pages are page cache
+        os.ftruncate(_warm_fd, size_mb * WARM_BLOCK_SIZE_BYTES)
+        keep_warm()
+
+
+def keep_warm() -> None:
+    """Before each run: what was deleted since is taken into use again."""
+    if _warm_fd >= 0:
+        for at in range(0, os.fstat(_warm_fd).st_size, WARM_BLOCK_SIZE_BYTES):
+            os.posix_fadvise(_warm_fd, at, WARM_BLOCK_SIZE_BYTES, os.POSIX_FADV_WILLNEED)
 
 
 # ---- measuring ----
@@ -71,6 +82,7 @@ def alternate(
     for turn in range(rounds):
         for server in rotated(servers, turn):
             tell(f"{scenario}: round {turn + 1} of {rounds}, {server.name}")
+            keep_warm()
             try:
                 runs[server.name].append(figures(server))
             except VibeMQError as error:

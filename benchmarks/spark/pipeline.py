@@ -144,7 +144,7 @@ def sizes(_: click.Context, __: click.Parameter, text: str) -> list[int]:
 @click.option("--rounds", type=click.IntRange(1), default=report.ROUNDS_DEFAULT_COUNT, show_default=True)
 @click.option("--peers", default=",".join(PEERS), show_default=True, callback=choice(PEERS))
 @click.option("--latency-s", default=latency.MEASURED_DEFAULT_S, show_default=True, help="Of each run of `latency`.")
-@click.option("--warm-mb", type=click.IntRange(0), default=0, help="First touch so much memory.")
+@click.option("--warm-mb", type=click.IntRange(0), default=0, help="Keep so much memory in use.")
 @click.option("--folder", type=click.Path(path_type=Path), help="For all data; 20 GB at the default number of rows.")
 @click.option("--output", type=click.Path(path_type=Path), help="Writes OUTPUT.json and OUTPUT.md.")
 def spark(
