@@ -5,6 +5,8 @@ import http.client
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from base64 import b64encode
 from collections.abc import Iterator
@@ -18,8 +20,10 @@ import pytest
 from fixtures import shared_broker
 from http_caller import Http, Reply
 from peers.streams import DEADLINE_S
-from running import Running, broker, wait_until
+from running import ENVIRONMENT, Running, broker, wait_until
 
+from vibemq.access.users import GUEST
+from vibemq.broker.limits import ROWS
 from vibemq.client import Client, connect
 from vibemq.client.micromsg2 import Micromsg2Client
 from vibemq.client.streams import StreamsConnection
@@ -42,11 +46,19 @@ def http_of(served: Running) -> Http:
 
 
 @pytest.fixture
-def user(http_of: Http, name: str) -> Iterator[str]:
+def user(request: pytest.FixtureRequest, http_of: Http, name: str) -> Iterator[str]:
     """Who may do everything but have no limits yet."""
+    if getattr(request, "param", "") == GUEST:
+        yield GUEST
+        assert http_of.status("DELETE", "user-limits", GUEST) == 204
+        return
     make_user(http_of, name)
     yield name
     assert http_of.status("DELETE", "users", name) == 204
+
+
+#: A user as any, and the built-in one.
+either = pytest.mark.parametrize("user", ["a user", GUEST], indirect=True)
 
 
 def make_user(http_of: Http, name: str) -> None:
@@ -63,26 +75,30 @@ def limit(http_of: Http, kind: str, name: str, **limits: int) -> None:
     assert http_of.status("PUT", f"{kind}-limits", name, body=body) == 204
 
 
+def password_of(user: str) -> str:
+    return GUEST if user == GUEST else PASSWORD
+
+
 # ---- each door's client, who is in once it is made ----
 
 
 def native(running: Running, user: str) -> Client:
-    return connect(f"vibemq://{user}:{quote(PASSWORD)}@127.0.0.1:{running.native_port}", reconnect=False)
+    return connect(f"vibemq://{user}:{quote(password_of(user))}@127.0.0.1:{running.native_port}", reconnect=False)
 
 
 def streams(running: Running, user: str) -> StreamsConnection:
-    how = {"user": user, "password": PASSWORD, "timeout_s": DEADLINE_S}
+    how = {"user": user, "password": password_of(user), "timeout_s": DEADLINE_S}
     return StreamsConnection.connect("127.0.0.1", running.port, **how)  # type: ignore[arg-type]
 
 
 def micromsg2(running: Running, user: str) -> Micromsg2Client:
-    return Micromsg2Client("127.0.0.1", running.ports["micromsg2"], user=user, password=PASSWORD)
+    return Micromsg2Client("127.0.0.1", running.ports["micromsg2"], user=user, password=password_of(user))
 
 
 def negotiated(running: Running, user: str) -> tuple[int, str]:
     """A hub connection holds its place from when it is negotiated on."""
     asked = http.client.HTTPConnection("127.0.0.1", running.ports["signalr"], timeout=DEADLINE_S)
-    login = b64encode(f"{user}:{PASSWORD}".encode()).decode()
+    login = b64encode(f"{user}:{password_of(user)}".encode()).decode()
     asked.request("POST", "/hub/negotiate?negotiateVersion=1", headers={"Authorization": f"Basic {login}"})
     answer = asked.getresponse()
     text = answer.read().decode()
@@ -93,6 +109,7 @@ def negotiated(running: Running, user: str) -> tuple[int, str]:
 # ---- connections ----
 
 
+@either
 def test_a_user_has_no_more_connections_than_its_limit_by_whatever_doors(
     served: Running, http_of: Http, user: str
 ) -> None:
@@ -125,6 +142,7 @@ def lets_in(running: Running, user: str) -> bool:
     return True
 
 
+@either
 def test_a_limit_counts_who_was_there_before_it_and_sends_nobody_away(
     served: Running, http_of: Http, user: str, name: str
 ) -> None:
@@ -134,6 +152,7 @@ def test_a_limit_counts_who_was_there_before_it_and_sends_nobody_away(
         wait_until(lambda: not lets_in(served, user), "all six are counted")
         for client in clients:
             client.publish(f"{name}-q", 1)
+        clients[0].delete_queue(f"{name}-q")
 
 
 def test_a_killed_worker_takes_its_count_with_it(tmp_path: Path) -> None:
@@ -170,6 +189,7 @@ def test_a_virtual_host_has_no_more_connections_than_its_limit(served: Running, 
 # ---- streams and queues ----
 
 
+@either
 def test_a_user_makes_no_more_queues_and_streams_than_its_limits(
     served: Running, http_of: Http, user: str, name: str
 ) -> None:
@@ -184,7 +204,7 @@ def test_a_user_makes_no_more_queues_and_streams_than_its_limits(
             client.create_queue(f"{name}-4")
         with pytest.raises(VibeMQError):
             client.publish(f"{name}-4", 1)  # which would make it
-        mine = Http(served, user, PASSWORD)
+        mine = Http(served, user, password_of(user))
         stream = {"durable": True, "arguments": {"x-queue-type": "stream"}}
         reply = mine.call("PUT", "queues", "/", f"{name}-4", body=stream)
         assert (reply.status, "max-queues" in reply.text or "queues and streams" in reply.text) == (400, True)
@@ -210,6 +230,7 @@ def test_a_virtual_host_has_no_more_queues_than_its_limit(http_of: Http, name: s
 # ---- messages a second ----
 
 
+@either
 @pytest.mark.parametrize("door", ["native", "streams", "micromsg2"])
 def test_who_publishes_more_than_its_rate_is_read_later_and_loses_nothing(
     served: Running, http_of: Http, user: str, name: str, door: str
@@ -258,12 +279,13 @@ def micromsg2_publisher(opened: ExitStack, running: Running, user: str, name: st
 PUBLISHERS = {"native": native_publisher, "streams": streams_publisher, "micromsg2": micromsg2_publisher}
 
 
+@either
 @pytest.mark.parametrize("kind", ["user", "vhost"])
 def test_what_is_published_over_http_counts_and_is_refused_beyond_the_rate(
     served: Running, http_of: Http, user: str, name: str, kind: str
 ) -> None:
     body = {"properties": {}, "routing_key": name, "payload": "x", "payload_encoding": "string"}
-    http, count = Http(served, user, PASSWORD), 0
+    http, count = Http(served, user, password_of(user)), 0
 
     def post_one() -> Reply:
         return http.call("POST", "stream", "/", name, "messages", body={"body": "x"})
@@ -288,6 +310,7 @@ def test_what_is_published_over_http_counts_and_is_refused_beyond_the_rate(
     assert http_of.status("DELETE", "queues", "/", name) == 204
 
 
+@either
 def test_a_limit_that_is_taken_away_lets_go_at_once(served: Running, http_of: Http, user: str, name: str) -> None:
     limit(http_of, "user", user, publish_rate=1)
     with streams(served, user) as connection:
@@ -378,6 +401,7 @@ def test_processes_that_count_at_once_are_never_more_than_the_limit() -> None:
 # ---- how they are set ----
 
 
+@either
 def test_limits_by_the_paths_of_rabbitmq(http_of: Http, user: str) -> None:
     assert http_of.status("PUT", "user-limits", user, "max-connections", body={"value": 5}) == 204
     assert http_of.status("PUT", "user-limits", user, "max-queues", body={"value": 0}) == 204
@@ -399,6 +423,7 @@ def test_limits_by_the_paths_of_rabbitmq(http_of: Http, user: str) -> None:
     assert http_of.status("GET", "vhost-limits", "nowhere") == 404
 
 
+@either
 def test_limits_are_part_of_definitions_and_rabbitmqs_are_understood(http_of: Http, user: str) -> None:
     limit(http_of, "user", user, max_connections=7)
     limit(http_of, "vhost", "/", max_queues=40_000)
@@ -451,4 +476,57 @@ def test_limits_go_with_their_owner_and_slots_are_used_again(tmp_path: Path) -> 
     with pytest.raises(UserError, match="there is no limit"):
         metadata.set_limits(USER, "ada", {"max-channels": 1})
     assert LIMITED_MAX >= 4096
+    metadata.close()
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["restart", "another machine"])
+def test_limits_of_guest_are_kept_and_go_when_it_is_removed(tmp_path: Path, lost: bool) -> None:
+    if lost:
+        pytest.importorskip("obstore", reason="needs the extra remote")
+    flags = ("--set", f"remote.url=file://{tmp_path}/bucket") if lost else ()
+    stream = {"durable": True, "arguments": {"x-queue-type": "stream"}}
+    with broker(tmp_path / "data", *flags) as running:
+        http_of = Http(running)
+        limit(http_of, "user", GUEST, max_queues=2, max_connections=1)
+        assert [http_of.status("PUT", "queues", "/", each, body=stream) for each in "abc"] == [201, 201, 400]
+    if lost:
+        (tmp_path / "data").rename(tmp_path / "gone")
+    with broker(tmp_path / "data", *flags) as running:
+        http_of = Http(running)
+        assert http_of.get("user-limits") == [{"user": GUEST, "value": {"max-connections": 1, "max-queues": 2}}]
+        reply = http_of.call("PUT", "queues", "/", "c", body=stream)
+        assert (reply.status, "user 'guest'" in reply.text) == (400, True)
+        with streams(running, GUEST) as connection:
+            with pytest.raises(VibeMQError, match="PRECONDITION_FAILED"):
+                connection.create("c")
+            assert not lets_in(running, GUEST)
+            with connect(f"vibemq://127.0.0.1:{running.native_port}") as nobody:  # who has not said that it is guest
+                nobody.create_queue("d")
+        ctl(tmp_path, "delete_user", GUEST)
+        assert "does not exist" in ctl(tmp_path, "set_user_limits", GUEST, '{"max-queues": 1}', code=67)
+        ctl(tmp_path, "add_user", GUEST, GUEST)
+        assert http_of.get("user-limits") == []
+        limit(http_of, "user", GUEST, max_queues=1)
+        assert http_of.status("PUT", "queues", "/", "c", body=stream) == 201  # another guest, who has made none
+        assert http_of.status("PUT", "queues", "/", "e", body=stream) == 400
+
+
+def ctl(folder: Path, *words: str, code: int = 0) -> str:
+    command = [sys.executable, "-m", "vibemq.cli", "ctl", *words, "--data-dir", str(folder / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=DEADLINE_S)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_guest_has_limits_whatever_there_are_of_others(tmp_path: Path) -> None:
+    metadata = Metadata(str(tmp_path / "meta.db"))
+    metadata.add_user("ada", "hash")
+    metadata.set_limits(USER, "ada", {"max-queues": 1})
+    with metadata._writing(synced=False) as db:
+        db.execute("UPDATE user_limits SET slot = ?", (LIMITED_MAX - 1,))
+    metadata.set_limits(USER, GUEST, {"max-connections": 1})
+    rows = [2 * each.slot for each in metadata.limited(USER)]
+    usage = Usage(ROWS, 1)
+    assert [usage.count(row, 5, 0, own) for row, own in zip(rows, (1, 2), strict=True)] == [1, 2]
+    assert len(set(rows)) == 2 and max(rows) == ROWS - 1
     metadata.close()

@@ -166,6 +166,22 @@ def test_users_come_change_and_go(either):
     assert either.refused("delete_user", "ann") == (67, 'User "ann" does not exist')
 
 
+@pytest.mark.parametrize("user", ["lim", "guest"])
+def test_limits_come_and_go(either, user):
+    either.said("add_user", "lim", "pw")
+    either.said("set_user_limits", user, '{"max-queues": 9000, "max-connections": 900}')
+    either.said("set_user_limits", user, '{"max-connections": -1, "publish-rate": 700}')
+    held = {"user": user, "limits": '{"max-queues":9000,"publish-rate":700}'}
+    assert either.rows("list_user_limits", "--user", user) == [held]
+    assert held in either.rows("list_user_limits")
+    either.said("clear_user_limits", user, "publish-rate")
+    assert either.rows("list_user_limits", "--user", user) == [{"user": user, "limits": '{"max-queues":9000}'}]
+    either.said("clear_user_limits", user, "all")
+    assert either.rows("list_user_limits", "--user", user) == []
+    assert either.refused("set_user_limits", "nobody", "{}") == (67, 'User "nobody" does not exist')
+    either.said("delete_user", "lim")
+
+
 def test_vhosts_permissions_and_policies_come_change_and_go(either):
     assert either.said("add_vhost", "v") == 'Adding vhost "v" ...\n'
     either.said("add_user", "bob", "pw")

@@ -5,6 +5,7 @@ Unpacked they are of another boot and their files have other inodes, as after a 
 """
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -12,12 +13,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from released.make import BOSS, SIZE_MAX_BYTES
+from released.make import BOSS, LIMITS, SIZE_MAX_BYTES
 from running import ENVIRONMENT, broker
 
 import vibemq.client
 from vibemq.access.users import Authenticator, Verdict
 from vibemq.client.streams import StreamsConnection
+from vibemq.errors import LimitExceeded
 from vibemq.storage.database import Database
 from vibemq.storage.metadata import MIGRATIONS, Metadata
 
@@ -60,6 +62,11 @@ def test_all_that_a_released_version_kept_is_there_and_goes_on(archive, tmp_path
     assert granted.pattern == "jobs*" and len(granted.operations) == 1
     (policy,) = metadata.policies()
     assert (policy.name, policy.pattern, policy.definition) == ("week", "^events$", {"max-age": "7D"})
+    if archive.name != "0.1.0.tar.gz":
+        assert metadata.limits_of("user", "guest") == json.loads(LIMITS)
+        with pytest.raises(LimitExceeded, match="at most 50"):
+            for number in range(51):
+                metadata.create_stream("/", f"more-{number}", {}, "os", 1000, user="guest")
     metadata.close()
 
 

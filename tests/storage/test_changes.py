@@ -151,6 +151,10 @@ def operations(metadata, rng: random.Random) -> dict:
         "grant": lambda: metadata.grant(user, name, [rng.randrange(5)]),
         "revoke": lambda: metadata.revoke(user, name),
         "guest": lambda: metadata.set_guest_removed(rng.random() < 0.5),
+        "guest's": lambda: stream(metadata, name, vhost, user="guest"),
+        "limits": lambda: metadata.set_limits(
+            "user", rng.choice((user, "guest")), {"max-queues": rng.randrange(-1, 9)}
+        ),
         "vhost": lambda: metadata.add_vhost(vhost, "what", (name,)),
         "delete vhost": lambda: metadata.delete_vhost(vhost),
         "vhost right": lambda: metadata.set_permissions(vhost, user, ".*", name, ""),
@@ -195,7 +199,7 @@ def test_whatever_is_done_is_the_same_in_a_database_that_applies_it(pair, bucket
     bucket.catch_up(other)
     assert dump(other) == dump(first)
     assert other.binding() == first.binding() and len(bucket) == first.binding().number > 100
-    assert len(done) > 28
+    assert len(done) > 30
 
 
 def test_cascades_are_done_once(pair, bucket):
@@ -548,7 +552,8 @@ def test_a_database_of_before_buckets_keeps_all_it_has(paths, monkeypatch):
         indexes = set(db.execute("SELECT name FROM sqlite_master WHERE type = 'index'"))
     metadata.users()
     added = {"owner": "", "owner_epoch": 0}
-    new: dict[str, list] = {"user_limits": [], "vhost_limits": [], "creators": []}
+    built_in: dict[str, list] = {"built_in_limits": [], "built_in_creators": []}
+    new: dict[str, list] = {"user_limits": [], "vhost_limits": [], "creators": [], **built_in}
     expected = {**before, **new, "streams": [{**row, **added} for row in before["streams"]]}
     assert {name: [dict(sorted(row.items())) for row in rows] for name, rows in dump(metadata).items()} == {
         name: sorted((dict(sorted(row.items())) for row in rows), key=str) for name, rows in expected.items()

@@ -34,6 +34,7 @@ from vibemq.errors import ConfigError, UserError
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import UserRecord
+from vibemq.storage.users import GUEST as GUEST
 
 if TYPE_CHECKING:
     from vibemq.access.oauth import TokenChecker
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("vibemq.access")
 refusing = OnceAMinute(log)
 
-GUEST = "guest"
 EVERYTHING = (".*", ".*", ".*")  # patterns of who may do all with streams
 # As few as clients accept (RFC 7677): there is nothing to protect in a password that everybody knows.
 _GUEST_ROUNDS = 4096

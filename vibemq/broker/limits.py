@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING
 
 from vibemq.once_a_minute import OnceAMinute
-from vibemq.storage.limits import LIMITED_MAX, MAX_CONNECTIONS, PUBLISH_RATE, USER, VHOST, Limited
+from vibemq.storage.limits import GUEST_SLOT, MAX_CONNECTIONS, PUBLISH_RATE, USER, VHOST, Limited
 
 if TYPE_CHECKING:
     from vibemq.broker.client import Client
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 refusing = OnceAMinute(logger)
 
-#: Of the shared table: users and virtual hosts in turn.
-ROWS = 2 * LIMITED_MAX
+#: Of the shared table: users and virtual hosts in turn, then guest.
+ROWS = 2 * GUEST_SLOT + 1
 _KINDS = (USER, VHOST)
 Key = tuple[str, str]  # kind and name
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from vibemq.errors import LimitExceeded, UserError
 from vibemq.storage.database import again_when_full
+from vibemq.storage.users import GUEST, no_user
 from vibemq.storage.vhosts import Vhosts
 
 MAX_CONNECTIONS, MAX_QUEUES, MAX_STREAMS = "max-connections", "max-queues", "max-streams"
@@ -26,11 +27,14 @@ LEAST = {MAX_CONNECTIONS: 0, MAX_QUEUES: 0, MAX_STREAMS: 0, PUBLISH_RATE: 1}
 LIMIT_MAX = 1_000_000_000
 #: Users, and virtual hosts, that may have limits: what each uses takes a cache line or more in shared memory.
 LIMITED_MAX = 8192
+GUEST_SLOT = LIMITED_MAX  # of its own: it has limits whatever there are of others
 USER, VHOST = "user", "vhost"
 _TAG_BITS = 32  # of the column of that name; above them is the change
 _TAG_MAX = 2**_TAG_BITS - 1
 _CHANGES = 2**16
-_TABLES = {USER: ("user_limits", "username"), VHOST: ("vhost_limits", "vhost")}
+_GUEST = ("built_in_limits", "username")
+#: Who has limits, by kind; guest is a user without a row in users, which those of the first table need.
+_TABLES = {USER: (("user_limits", "username"), _GUEST), VHOST: (("vhost_limits", "vhost"),)}
 
 
 class Limited(NamedTuple):
@@ -38,7 +42,7 @@ class Limited(NamedTuple):
 
     kind: str  # USER or VHOST
     name: str
-    slot: int  # below LIMITED_MAX, among those of its kind
+    slot: int  # among those of its kind: below LIMITED_MAX, or GUEST_SLOT
     tag: int  # not 0
     change: int  # of the accounts: the one that set the rate, modulo 2^16
     limits: dict[str, int]
@@ -55,15 +59,14 @@ class Limits(Vhosts):
         """All who have limits, or those of one kind, by name."""
         found = []
         for each in (kind,) if kind is not None else (USER, VHOST):
-            table, column = _TABLES[each]
-            rows = self._rows(f"SELECT {column}, slot, tag, definition FROM {table} ORDER BY {column}")
-            for name, slot, tag, text in rows:
+            held = (f"SELECT {column} AS name, slot, tag, definition FROM {table}" for table, column in _TABLES[each])
+            for name, slot, tag, text in self._rows(f"{' UNION ALL '.join(held)} ORDER BY name"):
                 found.append(Limited(each, name, slot, tag & _TAG_MAX, tag >> _TAG_BITS, json.loads(text)))
         return found
 
     def limits_of(self, kind: str, name: str) -> dict[str, int]:
         """Empty where there is no limit; some microseconds."""
-        table, column = _TABLES[kind]
+        table, column = _table(kind, name)
         row = self._row(f"SELECT definition FROM {table} WHERE {column} = ?", name)
         found: dict[str, int] = {} if row is None else json.loads(row[0])
         return found
@@ -75,9 +78,12 @@ class Limits(Vhosts):
         Raises UserNotFound, VhostNotFound, UserError for what is no limit, LimitExceeded: too many have limits.
         """
         checked = _checked(changes)
-        table, column = _TABLES[kind]
+        table, column = _table(kind, name)
         with self._changing_accounts() as db:
-            (self.require_user if kind == USER else self.require_vhost)(name)
+            if kind == VHOST:
+                self.require_vhost(name)
+            elif not self.has_user(name):
+                raise no_user(name)
             held = self.limits_of(kind, name)
             kept = {limit: value for limit, value in (({} if instead else held) | checked).items() if value is not None}
             if not kept:
@@ -95,7 +101,8 @@ class Limits(Vhosts):
 
     def _refuse_by_limits(self, db: sqlite3.Connection, vhost: str, user: str, count: int, *, are_queues: bool) -> None:
         """Raises LimitExceeded where so many more would be too many; within the transaction that makes them."""
-        of_user = "incarnation IN (SELECT incarnation FROM creators WHERE username = ?)"
+        creators = "built_in_creators" if user == GUEST else "creators"
+        of_user = f"incarnation IN (SELECT incarnation FROM {creators} WHERE username = ?)"
         for kind, name, where in ((VHOST, vhost, "vhost = ?"), (USER, user, of_user)):
             for limit, narrower in ((MAX_QUEUES, ""), (MAX_STREAMS, " AND queue IS NULL")):
                 most = self.limits_of(kind, name).get(limit)
@@ -109,9 +116,17 @@ class Limits(Vhosts):
                     )  # fmt: skip
 
     def _add_creator(self, db: sqlite3.Connection, incarnation: str, user: str) -> None:
-        """Who has made a stream; guest, and who came when nobody had to log in, are not users."""
-        if user:
+        """Who has made a stream; who came when nobody had to log in is nobody."""
+        if user == GUEST:
+            db.execute(
+                "INSERT INTO built_in_creators SELECT ?, ? FROM accounts WHERE guest_removed = 0", (incarnation, user)
+            )
+        elif user:
             db.execute("INSERT INTO creators SELECT ?, name FROM users WHERE name = ?", (incarnation, user))
+
+
+def _table(kind: str, name: str) -> tuple[str, str]:
+    return _GUEST if kind == USER and name == GUEST else _TABLES[kind][0]
 
 
 def _of(kind: str, name: str) -> str:
@@ -134,6 +149,8 @@ def _checked(limits: Mapping[str, object]) -> dict[str, int | None]:
 
 def _free_slot(db: sqlite3.Connection, table: str) -> int:
     """Raises LimitExceeded."""
+    if table == _GUEST[0]:
+        return GUEST_SLOT
     taken = [row[0] for row in db.execute(f"SELECT slot FROM {table} ORDER BY slot")]
     slot = next((at for at, each in enumerate(taken) if at != each), len(taken))
     if slot >= LIMITED_MAX:

@@ -207,6 +207,20 @@ MIGRATIONS = (
     );
     CREATE INDEX creators_of_user ON creators (username);
     """,
+    # The same of users who have no row in users: guest.
+    """
+    CREATE TABLE built_in_limits (
+        slot       INTEGER PRIMARY KEY,
+        username   TEXT NOT NULL UNIQUE,
+        tag        INTEGER NOT NULL,
+        definition TEXT NOT NULL
+    );
+    CREATE TABLE built_in_creators (
+        incarnation TEXT PRIMARY KEY REFERENCES streams (incarnation) ON DELETE CASCADE,
+        username    TEXT NOT NULL
+    );
+    CREATE INDEX creators_of_built_in ON built_in_creators (username);
+    """,
 )
 
 STREAMS = Table("streams", StreamRecord, directory=None)

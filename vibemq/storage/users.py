@@ -19,6 +19,7 @@ from vibemq.errors import UserExists, UserNotFound
 from vibemq.storage.database import Database, again_when_full
 from vibemq.storage.records import Permission, Rights, Table, UserRecord
 
+GUEST = "guest"
 USERS = Table("users", UserRecord)
 _RIGHTS = """
     SELECT u.created_ms, u.is_superuser, p.queue_pattern, p.operations
@@ -157,7 +158,7 @@ class Users(Database):
         kept = tuple(Permission(row[2], tuple(json.loads(row[3]))) for row in rows if row[2] is not None)
         return Rights(rows[0][0], bool(rows[0][1]), kept)
 
-    # ---- the built-in guest, who has no row ----
+    # ---- the built-in guest, who has no row in users ----
 
     def guest_removed(self) -> bool:
         """Has somebody removed guest?  Some microseconds."""
@@ -165,8 +166,16 @@ class Users(Database):
 
     @again_when_full
     def set_guest_removed(self, removed: bool) -> None:
+        """Its limits go with it, and who made a stream is forgotten, as of any user."""
         with self._changing_accounts() as db:
             db.execute("UPDATE accounts SET guest_removed = ?", (int(removed),))
+            if removed:
+                for table in ("built_in_limits", "built_in_creators"):
+                    db.execute(f"DELETE FROM {table} WHERE username = ?", (GUEST,))
+
+    def has_user(self, name: str) -> bool:
+        """Is there this user, whom limits can be set for?  guest is, until somebody removes it."""
+        return not self.guest_removed() if name == GUEST else self.find_user(name) is not None
 
     # ---- the key of this database ----
 

@@ -27,6 +27,7 @@ SIZE_MAX_BYTES = 50_000
 #: Not part of what a release wrote: room that is kept, and what tells running processes of each other.
 LEFT_OUT = {"reserve", "lock", "ctl.sock"}
 BOSS = ("boss", "boss-password")
+LIMITS = json.dumps({"max-queues": 50})
 POLICY = json.dumps({"max-age": "7D"})
 
 
@@ -68,6 +69,7 @@ def fill(data: Path) -> None:
         vibemq_command(data, "users", "add", name, "--password-stdin", stdin=password)
         vibemq_command(data, "users", "add", "shop", "--password-stdin", stdin="shop-password")
         vibemq_command(data, "users", "grant", "shop", "jobs*", "Publish")
+        vibemq_command(data, "ctl", "set_user_limits", "guest", LIMITS)
 
 
 def main() -> None:

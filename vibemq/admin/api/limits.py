@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vibemq.access.users import GUEST
 from vibemq.admin.api.calls import Call, bad_request, not_found
 from vibemq.admin.api.service import Api
-from vibemq.storage.limits import LEAST, USER, VHOST
+from vibemq.storage.limits import LEAST, VHOST
 
 
 def listing(kind: str) -> Callable[[Api, Call], Any]:
@@ -62,7 +61,7 @@ def delete_all(kind: str) -> Callable[[Api, Call], None]:
 def put_known(api: Api, kind: str, name: str, given: Any) -> None:
     """Of a definitions file, which may have been written by RabbitMQ: what is limited there only is passed over."""
     found = {limit: value for limit, value in given.items() if limit in LEAST} if isinstance(given, dict) else {}
-    if found and (kind == VHOST or api.metadata.find_user(name) is not None):
+    if found:
         api.metadata.set_limits(kind, name, found, instead=True)
         api.accounts_changed()
 
@@ -73,16 +72,9 @@ def _set(api: Api, kind: str, call: Call, changes: dict[str, Any], *, instead: b
         raise not_found()
     if None in changes.values() and call.body:
         raise bad_request("a limit must be an integer; -1 is none")
-    if kind == USER and api.metadata.find_user(name) is None:
-        raise bad_request(
-            f"{name} is built in and has no row for limits: limit its virtual host (`vibemq ctl set_vhost_limits`), or "
-            "add a user (`vibemq users add NAME`) and remove guest"
-        )
     api.metadata.set_limits(kind, name, changes, instead=instead)
     api.accounts_changed()
 
 
 def _is_there(api: Api, kind: str, name: str) -> bool:
-    if kind == VHOST:
-        return api.metadata.has_vhost(name)
-    return api.metadata.find_user(name) is not None or name == GUEST
+    return api.metadata.has_vhost(name) if kind == VHOST else api.metadata.has_user(name)
