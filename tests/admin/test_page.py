@@ -223,6 +223,20 @@ def test_users_permissions_hosts_and_policies_are_managed(page, served, calls):
     page.click("dialog button.main")
     page.see("tbody", "^mails$")
     assert calls.get("permissions", "/", "dave")["write"] == "^mails$"
+    for user in ("dave", "guest"):
+        page.click(f"button[aria-label='Limits of {user}']")
+        page.fill("dialog input[name=max-connections]", "500")
+        page.fill("dialog input[name=publish-rate]", "90000")
+        page.click("dialog button.main")
+        page.see("tbody tr", "max-connections 500, publish-rate 90000")
+        assert calls.get("users", user)["limits"] == {"max-connections": 500, "publish-rate": 90000}
+        page.click(f"button[aria-label='Limits of {user}']")
+        assert page.run("document.querySelector('dialog input[name=max-connections]').value") == "500"
+        page.fill("dialog input[name=max-connections]", "")
+        page.fill("dialog input[name=publish-rate]", "")
+        page.click("dialog button.main")
+        page.see_no("tbody tr", "max-connections")
+        assert calls.get("users", user)["limits"] == {}
     page.click("button[aria-label='Delete dave']")
     page.click("dialog button.danger")
     page.see_no("tbody th", "dave")
@@ -230,6 +244,11 @@ def test_users_permissions_hosts_and_policies_are_managed(page, served, calls):
     page.fill("dialog input[name=name]", "tests")
     page.click("dialog button.main")
     page.see("tbody th", "tests")
+    page.click("button[aria-label='Limits of tests']")
+    page.fill("dialog input[name=max-queues]", "3")
+    page.click("dialog button.main")
+    page.see("tbody tr", "max-queues 3")
+    assert calls.get("vhosts", "tests")["limits"] == {"max-queues": 3}
     page.click("button[aria-label='Delete tests']")
     page.click("dialog button.danger")
     page.see_no("tbody th", "tests")

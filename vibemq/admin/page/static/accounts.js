@@ -9,6 +9,12 @@ import { action, table } from "./table.js"
 
 const GUEST = "guest" // built in: it can only be taken away
 const TAGS = "administrator, monitoring, policymaker, management; none: the page is not for this user"
+const LIMITS = [
+  ["max-connections", "Connections", 0],
+  ["max-queues", "Queues and streams", 0],
+  ["max-streams", "Streams that are no queue", 0],
+  ["publish-rate", "Messages published a second", 1],
+]
 
 export const accounts = {
   title: () => "Users and virtual hosts",
@@ -40,12 +46,14 @@ export const accounts = {
                   .map(({ vhost }) => vhost)
                   .join(", ") || NONE,
             },
+            { label: "Limits", wide: true, cell: limitsOf },
             {
               label: "",
               cell: (row) =>
                 h(
                   "span",
                   { class: "buttons" },
+                  action("Limits", `Limits of ${row.name}`, () => limit("user", row)),
                   row.name !== GUEST && [
                     action("Tags", `Tags of ${row.name}`, () => editUser(row)),
                     action("Password", `Password of ${row.name}`, () => password(row)),
@@ -93,9 +101,16 @@ export const accounts = {
           columns: [
             { label: "Name", cell: (row) => row.name },
             { label: "Description", wide: true, cell: (row) => row.description || NONE },
+            { label: "Limits", wide: true, cell: limitsOf },
             {
               label: "",
-              cell: (row) => row.name !== "/" && action("Delete", `Delete ${row.name}`, () => removeVhost(row)),
+              cell: (row) =>
+                h(
+                  "span",
+                  { class: "buttons" },
+                  action("Limits", `Limits of ${row.name}`, () => limit("vhost", row)),
+                  row.name !== "/" && action("Delete", `Delete ${row.name}`, () => removeVhost(row)),
+                ),
             },
           ],
         }),
@@ -155,6 +170,27 @@ function password({ name }) {
     async act(form) {
       await api.put(`/users${api.path(name)}/password`, { password: form.get("password") })
       return `${name} has another password; logins at this page with the old one are over`
+    },
+  })
+}
+
+const limitsOf = ({ limits }) =>
+  Object.entries(limits)
+    .map(([limit, value]) => `${limit} ${value}`)
+    .join(", ") || NONE
+
+function limit(kind, { name, limits }) {
+  ask({
+    title: `Limits of ${name}`,
+    text: "What is left empty is not limited.",
+    fields: LIMITS.map(([limit, label, min]) =>
+      field(label, limit, { type: "number", min, value: limits[limit] ?? "" }),
+    ),
+    button: "Change",
+    async act(form) {
+      const given = LIMITS.map(([limit]) => [limit, form.get(limit) === "" ? -1 : Number(form.get(limit))])
+      await api.put(`/${kind}-limits${api.path(name)}`, Object.fromEntries(given))
+      return `${name} has these limits now`
     },
   })
 }
