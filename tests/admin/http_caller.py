@@ -43,7 +43,7 @@ class Http:
         path = "/api" + "".join(f"/{quote(part, safe='')}" for part in parts)
         return self.raw(method, path + query, None if body is None else json.dumps(body), **headers)
 
-    def raw(self, method: str, path: str, body: str | None = None, **headers: str) -> Reply:
+    def raw(self, method: str, path: str, body: str | bytes | None = None, **headers: str) -> Reply:
         connection = http.client.HTTPConnection(
             self.running.host, self.running.admin_port, timeout=DEADLINE_S, source_address=(self.address, 0)
         )

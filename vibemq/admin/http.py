@@ -26,6 +26,7 @@ from vibemq.admin.api.answering import handle
 from vibemq.admin.api.calls import NOBODY, OWNER, Answer, Caller, Refused, bad_request, not_found, too_many
 from vibemq.admin.api.changes import audit, told
 from vibemq.admin.api.service import Api
+from vibemq.admin.bodies import Bodies
 from vibemq.admin.failures import Failures
 from vibemq.admin.page.door import CSRF_HEADER, PageDoor
 from vibemq.admin.secure import Secured, SecureServer
@@ -43,11 +44,9 @@ ACCOUNT_THREADS_MAX = 2  # who somebody is: reads a row, and never waits for any
 HEALTH_THREADS_MAX = 1  # for each path: what is asked there while workers hang waits for them
 HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine
 TOKEN_THREADS_MAX = 2  # they may wait for the provider's keys
-BODY_BYTES_MAX = 16 << 20  # a definitions file of tens of thousands of streams
 SHUTDOWN_TIMEOUT_S = 1.0
 CONNECTIONS_MAX = 1024  # over TCP: a flood of them may not use up the files that `vibemq ctl` needs
 FIRST_REQUEST_S = 10.0  # who connects and says nothing for so long makes room for others
-BODY_S = 60.0  # for a body of BODY_BYTES_MAX over a slow line
 FAILED_LOGINS_MAX = 512  # that wait for their answer: more than the hashing threads can refuse within a delay
 REALM = "VibeMQ Management"
 #: Nobody is asked who they are; a load balancer has no password.
@@ -78,6 +77,7 @@ class Server:
         self._token_threads = ThreadPoolExecutor(TOKEN_THREADS_MAX, "token")
         in_thread = partial(_in_thread, self._account_threads)
         self._page = PageDoor(api, authenticator, self._caller, self._failed_login, in_thread)
+        self._bodies, self._ctl_bodies = Bodies(), Bodies()
         self._runners: list[web.AppRunner] = []
         self._servers: list[asyncio.Server | SecureServer] = []
         self._failures = Failures()
@@ -118,6 +118,8 @@ class Server:
             if (timer := self._silent.pop(request.protocol, None)) is not None:
                 timer.cancel()
             try:
+                if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+                    raise Refused(415, "unsupported_media_type", "bodies are not unpacked: send it as it is")
                 return _response(await answer(request))
             except Refused as refused:
                 response = _response(refused.answer)
@@ -126,9 +128,10 @@ class Server:
                     response.headers["WWW-Authenticate"] = f'Basic realm="{REALM}"'
                 return response
 
-        application = web.Application(client_max_size=BODY_BYTES_MAX)
+        application = web.Application()
         application.router.add_route("*", "/{path:.*}", handler)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+        # Nothing is unpacked: a body of some bytes could become one of millions, also of who has not logged in.
+        runner = web.AppRunner(application, access_log=None, auto_decompress=False, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         await runner.setup()
         self._runners.append(runner)
         loop = asyncio.get_running_loop()
@@ -182,14 +185,15 @@ class Server:
             path = path.removeprefix(PREFIX)
         elif path not in _METRICS:
             raise not_found(f"paths begin with {PREFIX}")
+        if not request.can_read_body or caller.level <= NOBODY:  # who has no tag changes nothing
+            return await self._handle(request, caller, path, b"")
+        async with (self._ctl_bodies if caller is OWNER else self._bodies).read(request) as body:
+            return await self._handle(request, caller, path, body)
+
+    async def _handle(self, request: web.Request, caller: Caller, path: str, raw: bytes | bytearray) -> Answer:
         threads = self._metrics_threads if path in _METRICS else self._threads
         in_thread = partial(_in_thread, self._ctl_threads if caller is OWNER else threads)
-        body: object = {}
-        if request.can_read_body and caller.level > NOBODY:  # who has no tag changes nothing, and must not fill memory
-            try:
-                body = await in_thread(_parsed, await asyncio.wait_for(request.read(), BODY_S))
-            except TimeoutError:
-                raise Refused(408, "timeout", f"no body within {BODY_S:g} s") from None
+        body = await in_thread(_parsed, raw) if raw else {}
         if not isinstance(body, dict):
             raise bad_request("not_json")
         method = "GET" if request.method == "HEAD" else request.method
@@ -283,10 +287,10 @@ def _detail(body: dict[str, Any]) -> str:
     return f" ({cut})" if cut else ""
 
 
-def _parsed(body: bytes) -> object:
+def _parsed(body: bytes | bytearray) -> object:
     """None: it is not JSON, or has halves of characters, which neither the database nor a terminal takes."""
     try:
-        found = json.loads(body or b"{}")
+        found = json.loads(body)
         json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None

@@ -12,7 +12,6 @@ the CSRF token in the header X-CSRF-Token. guest is for this machine only here a
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import json
 import logging
@@ -26,6 +25,7 @@ from vibemq.admin.api.accounts import caller_of
 from vibemq.admin.api.answering import missing_tag
 from vibemq.admin.api.calls import MANAGEMENT, Caller, Refused, bad_request, not_authorised
 from vibemq.admin.api.service import Api
+from vibemq.admin.bodies import whole
 from vibemq.admin.page.files import HEADERS, Files
 from vibemq.admin.page.logins import LIFETIME_S, Logins
 from vibemq.admin.where import is_loopback, is_this_machine
@@ -143,12 +143,13 @@ async def _credentials(request: web.Request) -> tuple[str, str]:
     """Raises Refused."""
     if request.content_type != "application/json":  # which no form of another site can send
         raise Refused(415, "unsupported_media_type", "a login is application/json")
-    if not 0 < (request.content_length or 0) <= LOGIN_BYTES_MAX:
-        raise bad_request(f"a login has 1 to {LOGIN_BYTES_MAX} bytes, and says how many")
+
+    def cover(size: int) -> None:
+        if not 0 < size <= LOGIN_BYTES_MAX:
+            raise bad_request(f"a login has 1 to {LOGIN_BYTES_MAX} bytes, and says how many")
+
     try:
-        given = json.loads(await asyncio.wait_for(request.read(), LOGIN_S))
-    except TimeoutError:
-        raise Refused(408, "timeout", f"no body within {LOGIN_S:g} s") from None
+        given = json.loads(await whole(request, LOGIN_S, cover))
     except (ValueError, RecursionError):
         raise bad_request("not_json") from None
     user, password = (given.get(name) if isinstance(given, dict) else None for name in ("user", "password"))
