@@ -16,6 +16,8 @@ from chromium import chromium, executable
 from running import ENVIRONMENT, broker
 
 import vibemq.spark
+from vibemq.admin.bodies import BODIES_BYTES_MAX, BODY_BYTES_MAX, SMALL_BODY_BYTES_MAX
+from vibemq.admin.http import CONNECTIONS_MAX
 from vibemq.client.streams import StreamsConnection
 from vibemq.config import OPTIONS, Config
 
@@ -264,6 +266,9 @@ def test_the_limits_are_the_defaults():
     assert defaults.queues.max_messages == 0 and "wait in a queue | no limit but the disk" in README
     assert f"consumer | {defaults.queues.prefetch}, at most {defaults.queues.prefetch_max:,} |" in README
     assert f"| native (VibeMQ 1.1) | {defaults.native.port}, TLS {defaults.native.tls_port} |" in README
+    body, bodies, small = BODY_BYTES_MAX >> 20, BODIES_BYTES_MAX >> 20, SMALL_BODY_BYTES_MAX >> 10
+    assert f"| {body} MiB, uncompressed; those above {small} KiB {bodies} MiB together |" in README
+    assert f"| {CONNECTIONS_MAX:,}, over TLS {CONNECTIONS_MAX:,} more |" in README
     assert f"ack timeout ({defaults.queues.ack_timeout_ms // 1000} s)" in README
     assert f"`attempts_max` ({defaults.queues.attempts_max})" in README
     assert f"127.0.0.1:{defaults.streams.port}, a worker for each core, data in {defaults.server.data_dir}" in README
