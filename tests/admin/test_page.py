@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -466,3 +467,55 @@ def test_the_page_stays_right_while_every_worker_is_killed(page, served, calls):
         page.click("dialog button.main")
         page.see("#status", "Kept at offset")
         go(page, "node")
+
+
+# ---- whatever things are called ----
+
+#: What a path, a query or a fragment may mean something else by, and the longest.
+NAMES = ("/", "a/b?c=d&e#f;g", "100%", "%2e%2e", "...", " a b ", 'ключ 🎉 \\ <b>"', "ä" * 127)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_thing_of_any_name_is_reached(page, served, calls, name):
+    log_in(page, served, to="streams")
+    page.click("button", "New")
+    page.fill("dialog input[name=name]", name)
+    page.click("dialog button.main")
+    page.see("#status", "is there")
+    page.wait(f"document.querySelector('h1').textContent === {json.dumps(name)}")
+    page.click("button.main", "Publish")
+    page.fill("dialog textarea[name=body]", "1")
+    page.click("dialog button.main")
+    page.see("#status", "Kept at offset 0")
+    go(page, "streams", "Streams and queues")
+    link = f"[...document.querySelectorAll('tbody th a')].find((one) => one.textContent === {json.dumps(name)})"
+    page.wait(f"{link} && ({link}.click(), true)")
+    page.wait(f"document.querySelector('h1').textContent === {json.dumps(name)}")
+    page.click("button.danger", "Delete")
+    page.click("dialog button.danger")
+    page.see("#status", "is deleted")
+    go(page, "accounts")
+    for kind, other in (("user", {"password": "a-long-password"}), ("virtual host", {})):
+        if name == "/":  # the one that is always there
+            continue
+        page.click("button", f"New {kind}")
+        for field, value in {"name": name, **other}.items():
+            page.fill(f"dialog input[name={field}]", value)
+        page.click("dialog button.main")
+        page.see_no("dialog")
+        deletes = f"button[aria-label={json.dumps(f'Delete {name}', ensure_ascii=False)}]"
+        page.click(deletes)
+        page.click("dialog button.danger")
+        page.see_no(deletes)
+    assert calls.status("GET", "queues", "/", name) == 404
+
+
+def test_a_name_that_no_browser_can_ask_about_is_refused_with_the_reason(page, served):
+    log_in(page, served, to="streams")
+    page.click("button", "New")
+    page.fill("dialog input[name=name]", "..")
+    page.click("dialog button.main")
+    page.see("dialog .problem", "No browser can ask about what is called")
+    page.press("Escape")
+    go(page, "stream/%2F/..", "`vibemq ctl` can")  # as a link to one that an earlier version made
+    go(page, "streams")

@@ -245,10 +245,9 @@ def ensure_superuser(metadata: Metadata, name: str, password: str) -> bool:
         )
     try:
         _check_name(name)
-        hashes = hash_password(password)
+        return metadata.add_first_superuser(name, *hash_password(password))
     except UserError as problem:
         raise ConfigError(f"the superuser of the configuration: {problem}", hint=problem.hint) from None
-    return metadata.add_first_superuser(name, *hashes)
 
 
 def check_native_name(name: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +31,7 @@ from vibemq.errors import (
 )
 from vibemq.storage.arguments import has_retention, log_options
 from vibemq.storage.database import again_when_raced
+from vibemq.storage.names import require_address
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class Catalog:
         Raises BadArgument, StreamExists, LimitExceeded, VhostNotFound, StorageError.
         """
         require_store(wanted.durability, self.config.remote)
+        self._require_addresses(virtual_host, [name])
 
         def create() -> StreamRecord:
             with self._making_logs(self._make_log) as make:
@@ -129,6 +131,7 @@ class Catalog:
         most = self.config.streams.super_stream_partitions_max
         if len(names) > most:
             raise LimitExceeded(f"super stream {name!r}: partitions", len(names), most)
+        self._require_addresses(virtual_host, [name, *names])
         policies = self.metadata.policy_changes()
 
         def create() -> list[StreamRecord]:
@@ -152,6 +155,15 @@ class Catalog:
             for record in records:
                 logs.set_limits(record.directory, **self._options(record))
         return records
+
+    def _require_addresses(self, virtual_host: str, names: Iterable[str]) -> None:
+        """Raises BadArgument where there is no such stream yet and its name may be no new one's."""
+        for name in names:
+            try:
+                require_address("stream or queue", name)
+            except UserError as problem:
+                if self.metadata.find_stream(virtual_host, name) is None:
+                    raise BadArgument(str(problem)) from None
 
     @contextmanager
     def _making_logs(self, make_log: Callable[[StreamRecord], None]) -> Iterator[Callable[[StreamRecord], None]]:
@@ -208,11 +220,14 @@ class Catalog:
         """Make a queue, or with ``may_convert`` make one of a stream that is there already.  Blocks.
 
         ``options`` are kept as given (vibemq.broker.options), ``durability`` among them.  Raises StreamExists when
-        there is such a queue or may be no other, BadArgument where its durability cannot be had, LimitExceeded,
-        StorageError.
+        there is such a queue or may be no other, BadArgument where its durability or a name cannot be had,
+        LimitExceeded, StorageError.
         """
         durability = options.get("durability") or self.config.store.durability
         require_store(durability, self.config.remote)
+        there = self.metadata.find_stream(virtual_host, name)
+        if by != BROKER and (there is None or there.queue is None):  # which makes what an older queue's options name
+            self._require_addresses(virtual_host, [name, options.get("dead_letter_queue") or ""])
         kept = {key: value for key, value in options.items() if value is not None}
 
         def make_log(record: StreamRecord) -> None:
@@ -253,6 +268,7 @@ class Catalog:
 
         Raises StreamNotFound (also for a stream that is no queue), BadArgument, StorageError.
         """
+        self._require_addresses(virtual_host, [changes.get("dead_letter_queue") or ""])
         record = self.metadata.alter_queue(virtual_host, name, lambda stored: altered(name, stored, changes))
         self._say(by, "queue.altered", record, options=changes)
         return record

@@ -28,6 +28,7 @@ from vibemq.storage.arguments import (
     max_age_ms,
 )
 from vibemq.storage.database import again_when_full
+from vibemq.storage.names import require_address
 from vibemq.storage.patterns import Pattern, pattern
 from vibemq.storage.records import PolicyRecord, StreamRecord, Table
 from vibemq.storage.vhosts import Vhosts
@@ -157,6 +158,8 @@ class Policies(Vhosts):
         with self._writing(synced=True) as db:
             self.require_vhost(vhost)
             had = self.find_policy(vhost, name)
+            if had is None:
+                require_address("policy", name)
             record = PolicyRecord(vhost, name, wanted, dict(definition), priority, apply_to)  # type: ignore[arg-type]
             POLICIES.insert(db, record, how="INSERT OR REPLACE")
             db.execute("UPDATE accounts SET policy_changes = policy_changes + 1")
@@ -236,6 +239,7 @@ def _check(key: str, value: object) -> None:
         fits = isinstance(value, str) and value.isprintable() and len(value.encode()) <= NAME_SIZE_MAX_BYTES
         is_name = fits and (value or key == DEAD_LETTER_EXCHANGE)
         needed = "" if is_name else f"the name of a queue, of at most {NAME_SIZE_MAX_BYTES} bytes,"
+        require_address(key, str(value))  # a queue that would be made for it
     if needed:
         raise UserError(f"{key} is {value!r}: {needed} is needed")
 

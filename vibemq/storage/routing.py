@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from vibemq.errors import ExchangeExists, ExchangeNotFound, StreamNotFound
 from vibemq.storage.database import again_when_full
+from vibemq.storage.names import require_address
 from vibemq.storage.records import BindingRecord, ExchangeRecord, Table, as_column
 from vibemq.storage.vhosts import Vhosts
 
@@ -64,11 +65,12 @@ class Routing(Vhosts):
 
     @again_when_full
     def add_exchange(self, vhost: str, name: str, arguments: Mapping[str, object]) -> bool:
-        """Make a direct exchange; False: the same one was there.  Raises ExchangeExists, VhostNotFound."""
+        """Make a direct exchange; False: the same one was there.  Raises ExchangeExists, VhostNotFound, UserError."""
         with self._writing(synced=True) as db:
             self.require_vhost(vhost)
             found = self.find_exchange(vhost, name)
             if found is None:
+                require_address("exchange", name)
                 insert_exchange(db, vhost, name, arguments)
                 return True
         if found.arguments != dict(arguments):

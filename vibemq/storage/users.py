@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from vibemq.errors import UserExists, UserNotFound
 from vibemq.storage.database import Database, again_when_full
+from vibemq.storage.names import require_address
 from vibemq.storage.records import Permission, Rights, Table, UserRecord
 
 GUEST = "guest"
@@ -42,7 +43,7 @@ class Users(Database):
     ) -> bool:
         """Record a user; whether it is a superuser is the result.  None: only if it is the first user of all.
 
-        Raises UserExists.
+        Raises UserExists, UserError.
         """
         with self._changing_accounts() as db:
             if self.find_user(name):
@@ -55,7 +56,10 @@ class Users(Database):
 
     @again_when_full
     def add_first_superuser(self, name: str, password_hash: str, verifier: str = "") -> bool:
-        """If there is no superuser, make this one, or make it of the user of that name; was it done?"""
+        """If there is no superuser, make this one, or make it of the user of that name; was it done?
+
+        Raises UserError.
+        """
         with self._changing_accounts() as db:
             if self.has_superuser():
                 return False
@@ -87,7 +91,7 @@ class Users(Database):
     def put_user(self, name: str, tags: tuple[str, ...], password_hash: str | None, verifier: str = "") -> bool:
         """Make a user, or change the tags and, if there is a hash, the password of one; was one made?
 
-        Nobody becomes a superuser this way.  Raises UserNotFound: a new user needs a hash.
+        Nobody becomes a superuser this way.  Raises UserNotFound: a new user needs a hash; UserError.
         """
         with self._changing_accounts() as db:
             if not _update(db, name, tags=json.dumps(tags)):
@@ -211,6 +215,7 @@ class Users(Database):
 def _insert(
     db: sqlite3.Connection, name: str, password_hash: str, verifier: str, tags: tuple[str, ...], is_superuser: bool
 ) -> None:
+    require_address("user", name)
     now_ms = _now_ms()
     USERS.insert(db, UserRecord(name, tags, now_ms, password_hash, is_superuser, now_ms, verifier))
 

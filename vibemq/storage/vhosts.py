@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from vibemq.errors import UserError, VhostNotFound
 from vibemq.storage.database import again_when_full
+from vibemq.storage.names import require_address
 from vibemq.storage.patterns import pattern
 from vibemq.storage.records import KeptRights, Table, VhostPermission, VhostRecord
 from vibemq.storage.users import Users
@@ -40,6 +41,8 @@ class Vhosts(Users):
             )
         with self._changing_accounts() as db:
             exists = self.has_vhost(name)
+            if not exists:
+                require_address("virtual host", name)
             keep = "ON CONFLICT (name) DO UPDATE SET description = excluded.description, tags = excluded.tags"
             VHOSTS.insert(db, VhostRecord(name, description, tuple(tags), time.time_ns() // 1_000_000), then=keep)
         return not exists

@@ -14,6 +14,7 @@ from vibemq.admin.api.service import Api
 from vibemq.admin.api.streams import basics, protocol_arguments
 from vibemq.broker.catalog import checked_name
 from vibemq.errors import ExchangeNotFound, StreamExists
+from vibemq.storage.names import NO_ADDRESS
 from vibemq.storage.records import BindingRecord, ExchangeRecord
 
 # ---- super streams ----
@@ -118,8 +119,8 @@ def _binding(found: BindingRecord) -> dict[str, Any]:
 
 
 def _properties_key(found: BindingRecord) -> str:
-    """Names one of several bindings of a stream: the key, and what stands for the arguments."""
-    if not found.arguments:
+    """Names one of several bindings of a stream, in a path: the key, and what stands for the arguments."""
+    if not found.arguments and found.routing_key not in NO_ADDRESS:
         return found.routing_key or "~"
     digest = hashlib.blake2b(json.dumps(found.arguments, sort_keys=True).encode(), digest_size=6).digest()
     return f"{found.routing_key}~{base64.urlsafe_b64encode(digest).decode()}"

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.admission import what_failed
+from vibemq.broker.arguments import BadArgument
 from vibemq.protocols.signalr import records, spec
 from vibemq.protocols.signalr.spec import NOTHING, Dialect, ErrorCode, HubError
 
@@ -142,6 +143,8 @@ class Call:
                 raise value
         except HubError as problem:
             self.refuse(problem.code, problem.text)
+        except BadArgument as problem:
+            self.refuse(ErrorCode.INVALID_ARGUMENT, f"{problem}.")
         except BadCall as problem:
             text = str(problem)
             self.fail(spec.binding_failed(self.name, text) if self.hub.dialect == Dialect.V1 else text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import vibemq
 from vibemq.access.glob import Glob, fold
 from vibemq.access.permissions import Operation
-from vibemq.broker.arguments import BadArgument, stream_arguments
+from vibemq.broker.arguments import stream_arguments
 from vibemq.broker.audit import author
 from vibemq.broker.options import letters_named
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
@@ -99,10 +99,7 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
     catalog = hub.door.broker.catalog
     if kind == "stream":
         require(hub, "configure", name)
-        try:
-            wanted = stream_arguments(arguments, catalog.config.store)
-        except BadArgument as problem:
-            raise HubError(ErrorCode.INVALID_ARGUMENT, f"{problem}.") from None
+        wanted = stream_arguments(arguments, catalog.config.store)
         work = partial(catalog.create_stream, DEFAULT_VHOST, name, wanted, by=author(hub.client))
     else:
         require(hub, Operation.CreateQueue, name)
@@ -123,8 +120,6 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
             _check_same(record_of(hub, name))
         elif isinstance(made, LimitExceeded):
             raise HubError(ErrorCode.LIMIT_EXCEEDED, str(made))
-        elif isinstance(made, BadArgument):
-            raise HubError(ErrorCode.INVALID_ARGUMENT, f"{made}.")
         elif isinstance(made, BaseException):
             raise made
         return described(hub, record_of(hub, name))

@@ -11,13 +11,19 @@ export class Refused extends Error {
 
 let csrf = ""
 
-// The parts of a path, each of which may hold anything: path("queues", "/", "a b") is /queues/%2F/a%20b
+// The parts of a path, each of which may hold anything but what browsers take for a folder (FOLDER):
+// path("queues", "/", "a b") is /queues/%2F/a%20b
 export const path = (...parts) => parts.map((part) => `/${encodeURIComponent(part)}`).join("")
+
+// Nothing new is called so; of what an earlier version has made, another address would be asked for.
+const FOLDER = /\/\.\.?(?=[/?]|$)/
 
 // A header holds ASCII only.
 const escaped = (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`
 
 async function ask(method, address, body, signal, reason) {
+  if (FOLDER.test(address))
+    throw new Refused(400, "no_address", 'No browser can ask about what is called "." or "..": `vibemq ctl` can.')
   const headers = { "X-CSRF-Token": csrf, Accept: "application/json" }
   if (body !== undefined) headers["Content-Type"] = "application/json"
   if (reason) headers["X-Reason"] = reason.replace(/[^ -~]/g, escaped)
