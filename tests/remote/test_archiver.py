@@ -32,6 +32,11 @@ from vibemq.storage.tail import local_segments
 pytest.importorskip("obstore", reason="needs the extra remote")
 pytestmark = pytest.mark.timeout(60)
 
+
+def anybody(_: Metadata) -> None:
+    """No start is refused for its users."""
+
+
 # ---- starts ----
 
 
@@ -55,7 +60,7 @@ def failing(monkeypatch, times: int) -> None:
 def restored(world: World, data: Path) -> dict[str, tuple[int, int]]:
     data.mkdir(exist_ok=True)
     identity.make(str(data))
-    asyncio.run(opening.open_bucket(world.configuration(str(data))))
+    asyncio.run(opening.open_bucket(world.configuration(str(data)), anybody))
     metadata = Metadata(str(data / "meta.db"))
     world.recover(metadata)
     found = {record.name: next_offset(record.directory) for record in metadata.streams()}
@@ -116,12 +121,12 @@ def test_one_damaged_object_keeps_nobody_from_making_stubs_again(world, tmp_path
 
 
 def test_who_was_superseded_hears_it_from_the_process_that_opens_the_bucket(world, monkeypatch):
-    async def refuse(_: config.Config) -> int:
+    async def refuse(*_: object) -> int:
         raise Superseded("another one is there", hint="start with an empty directory")
 
     monkeypatch.setattr(opening, "open_bucket", refuse)
     with pytest.raises(Superseded, match="another one is there") as said:
-        server_opening.open_bucket(world.configuration())
+        server_opening.open_bucket(world.configuration(), anybody)
     assert (said.value.hint, said.value.exit_code) == ("start with an empty directory", 3)
 
 
@@ -135,7 +140,7 @@ def test_a_damaged_stub_is_made_again_before_recovery_begins_the_log_behind_it(w
     before = oldest.read_bytes()
     flip(oldest, 20)
     other_boot(Path(world.data))
-    asyncio.run(opening.open_bucket(world.configuration()))
+    asyncio.run(opening.open_bucket(world.configuration(), anybody))
     world.recover()
     assert oldest.read_bytes() == before
     assert next_offset(str(world.directory("tiered")))[0] == 0

@@ -374,12 +374,12 @@ def test_of_two_brokers_of_one_name_the_older_confirms_nothing_more_and_ends_wit
     [
         ("--streams-port={0.port}", "127.0.0.1:{0.port}"),
         ("--user=no-such-account", "there is no account 'no-such-account'"),
+        ("--host=0.0.0.0", "refusing to listen on 0.0.0.0"),
+        ("--set=native.superuser_password=short", "the superuser of the configuration: "),
     ],
-    ids=["ports", "account"],
+    ids=["ports", "account", "users", "superuser"],
 )
-def test_a_start_that_is_refused_its_ports_or_its_account_does_not_take_the_place_of_who_serves(
-    tmp_path, faulty, word, said
-):
+def test_a_start_that_is_refused_does_not_take_the_place_of_who_serves(tmp_path, faulty, word, said):
     with serving(tmp_path / "old", faulty) as old, connected(old) as connection:
         connection.create("events")
         serve = [sys.executable, "-m", "vibemq.cli", "serve", "--data-dir", str(tmp_path / "new"), word.format(old)]
@@ -390,6 +390,14 @@ def test_a_start_that_is_refused_its_ports_or_its_account_does_not_take_the_plac
         with connection.publisher("events", "ref") as publisher:
             publisher.publish([event(0)])
         whole(connection, 1)
+
+
+def test_a_user_whom_no_snapshot_knows_yet_lets_a_restored_broker_listen_to_other_machines(tmp_path, faulty):
+    with lost(tmp_path / "old", faulty):
+        words = ["ctl", "add_user", "ada", "a-password-of-ada", "--data-dir", str(tmp_path / "old")]
+        subprocess.run([sys.executable, "-m", "vibemq.cli", *words], env=ENVIRONMENT, check=True)
+    with serving(tmp_path / "new", faulty, server__host="0.0.0.0") as running:
+        assert running.worker_pids()
 
 
 def test_a_broker_that_was_stopped_while_another_took_over_does_not_confirm_what_it_sends(tmp_path, faulty, capfd):

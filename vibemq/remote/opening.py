@@ -3,6 +3,7 @@
 
 It reads like this. **whose**: the data directory belongs to the bucket's cluster, or is empty and is to be that
 broker again, or the bucket is empty and is theirs from now on; anything else is refused before a byte is written.
+**allowed**: what the start needs of the metadata, users where other machines can come in, is there.
 **alone**: an epoch is taken and all before it are sealed, so what lies in the bucket now is all that was ever
 confirmed. **metadata**: restored from the newest snapshot, and brought up to the last change. **logs**: see
 restoring.py.
@@ -14,10 +15,10 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Callable
 
 import zstandard
 
-from vibemq.access.users import ensure_superuser
 from vibemq.config import Config
 from vibemq.errors import ConfigError, RemoteError, Superseded
 from vibemq.remote.bucket import Bucket, Missing, Taken
@@ -39,13 +40,20 @@ RESTORING = "restoring"
 log = logging.getLogger("vibemq.remote")
 
 
-async def open_bucket(config: Config) -> int:
-    """Returns the epoch that the archiver begins with.  Raises ConfigError, Superseded, RemoteError, StorageError."""
+async def open_bucket(config: Config, require: Callable[[Metadata], None]) -> int:
+    """Returns the epoch that the archiver begins with.  Raises ConfigError, Superseded, RemoteError, StorageError.
+
+    ``require`` is shown the metadata that the broker would begin with, before this takes the place of another broker,
+    and raises where it may not.
+    """
     bucket = Bucket(config.remote)
     cluster = await _patiently(bucket)
     path = os.path.join(config.data_path, "meta.db")
     metadata = Metadata(path)
-    goes_on = await _own(config, bucket, cluster, metadata, path)
+    goes_on = await _own(config, bucket, cluster, metadata, path, require)
+    if not goes_on:
+        await catch_up(bucket, metadata)  # the snapshot may be older than all users
+    require(metadata)
     epochs = Epochs(bucket, config.remote.name, config.data_path)
     try:
         epoch = await epochs.take(goes_on)
@@ -82,7 +90,9 @@ async def _patiently(bucket: Bucket) -> str:
             await asyncio.sleep(RETRY_S)
 
 
-async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata, path: str) -> bool:
+async def _own(
+    config: Config, bucket: Bucket, cluster: str, metadata: Metadata, path: str, require: Callable[[Metadata], None]
+) -> bool:
     """Bind the data directory to the bucket, or restore it from there; does it go on as it was?  Raises ConfigError."""
     name, found = config.remote.name, metadata.binding() if os.path.exists(path) else None
     if found is not None:
@@ -95,9 +105,7 @@ async def _own(config: Config, bucket: Bucket, cluster: str, metadata: Metadata,
         return not os.path.exists(os.path.join(config.data_path, RESTORING))
     newest = await newest_snapshot(bucket)
     if newest is None:
-        native = config.native
-        if native.superuser_password:  # part of what the bucket begins with
-            ensure_superuser(metadata, native.superuser_name, native.superuser_password)
+        require(metadata)  # while what is missing can still be made here; the bucket begins with it
         metadata.own_all(name, 1)
         metadata.bind(cluster, name)
         log.info("%s is the bucket of %s from now on, cluster %s", config.remote.url, config.data_path, cluster)

@@ -8,19 +8,25 @@ import asyncio
 import importlib
 import json
 import os
+from collections.abc import Callable
 
 from vibemq.config import Config
 from vibemq.errors import ConfigError, RemoteError, Superseded, VibeMQError
 from vibemq.server.processes import ends_with, fork
+from vibemq.storage.metadata import Metadata
 
 KINDS = {kind.__name__: kind for kind in (Superseded, ConfigError, RemoteError)}
 
 
-def open_bucket(config: Config) -> int:
-    """Returns the epoch that the archiver begins with.  Raises one of KINDS with what that process has to say."""
+def open_bucket(config: Config, require: Callable[[Metadata], None]) -> int:
+    """Returns the epoch that the archiver begins with.  Raises one of KINDS with what that process has to say.
+
+    ``require(metadata)`` may refuse the start by raising one: before this broker takes the place of another. It runs in
+    that process.
+    """
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     ours = os.getpid()
-    pid = fork("opening", lambda: os.close(read_end), lambda: _run(config, write_end, ours))
+    pid = fork("opening", lambda: os.close(read_end), lambda: _run(config, require, write_end, ours))
     os.close(write_end)
     with open(read_end, "rb") as pipe:
         answer = json.loads(pipe.read() or "{}")
@@ -31,12 +37,12 @@ def open_bucket(config: Config) -> int:
     raise KINDS[answer.get("kind", "RemoteError")](said, hint=answer.get("hint", ""))
 
 
-def _run(config: Config, pipe: int, parent_pid: int) -> int:
+def _run(config: Config, require: Callable[[Metadata], None], pipe: int, parent_pid: int) -> int:
     opening = importlib.import_module("vibemq.remote.opening")
 
     async def open_it() -> int:
         watch = asyncio.create_task(ends_with(parent_pid, grace_s=0.0))
-        epoch: int = await opening.open_bucket(config)
+        epoch: int = await opening.open_bucket(config, require)
         watch.cancel()
         return epoch
 

@@ -157,10 +157,10 @@ class Supervisor:
             self.certificates_said_s = time.monotonic()
         metadata = Metadata(datadir.metadata_path(self.data_dir))
         self._bind()  # before the bucket is opened, which deposes whoever has these ports and the same bucket
-        if self.config.remote.url:
-            self.epoch = open_bucket(self.config)
-        self._ensure_superuser(metadata)
-        self._refuse_strangers(metadata)
+        if self.config.remote.url:  # which looks at the users as soon as it knows which, and then deposes others
+            self.epoch = open_bucket(self.config, self._require_users)
+        else:
+            self._require_users(metadata)
         if self.config.server.user:
             metadata.close()
             datadir.drop_privileges(self.config.server.user, self.data_dir)
@@ -187,12 +187,22 @@ class Supervisor:
             ports |= {name + listeners.TLS: doors[name].tls_port for name in ports}
         return ports
 
-    def _ensure_superuser(self, metadata: Metadata) -> None:
+    def _require_users(self, metadata: Metadata) -> None:
+        """Those of the configuration are made.  Raises ConfigError where other machines could come in as guest."""
         from vibemq.access.users import ensure_superuser
 
         name, password = self.config.native.superuser_name, self.config.native.superuser_password
         if password and ensure_superuser(metadata, name, password):
             log.info("user %r is the superuser, with the password of the configuration", name)
+        hosts = [self.config.server.host, *([self.config.admin.host] if self.config.admin.enabled else [])]
+        for host in hosts:
+            _, address = listeners.resolve(host)
+            if not listeners.is_loopback(address) and not metadata.users() and not self.config.oauth.jwks:
+                raise ConfigError(
+                    f"refusing to listen on {host}: other machines can reach it, "
+                    "and no user with a password of its own exists",
+                    hint=f"make one with `vibemq users add NAME --data-dir {self.data_dir}`, or listen on 127.0.0.1",
+                )
 
     def _require_bucket(self) -> None:
         """Raises ConfigError where options ask for more of an object store than there is."""
@@ -206,17 +216,6 @@ class Supervisor:
                 f"{config.worker_count} workers and an archiver: they have {WORKERS_MAX} seats together",
                 hint=f"set server.workers to {WORKERS_MAX - 1} at most",
             )
-
-    def _refuse_strangers(self, metadata: Metadata) -> None:
-        hosts = [self.config.server.host, *([self.config.admin.host] if self.config.admin.enabled else [])]
-        for host in hosts:
-            _, address = listeners.resolve(host)
-            if not listeners.is_loopback(address) and not metadata.users() and not self.config.oauth.jwks:
-                raise ConfigError(
-                    f"refusing to listen on {host}: other machines can reach it, "
-                    "and no user with a password of its own exists",
-                    hint=f"make one with `vibemq users add NAME --data-dir {self.data_dir}`, or listen on 127.0.0.1",
-                )
 
     def _bind(self) -> None:
         ports = [port for port in self._doors().values() if port]
