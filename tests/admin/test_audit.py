@@ -85,7 +85,7 @@ def test_each_door_says_who_has_changed_what_from_where(audited: tuple[Running, 
         ("streams", "stream.created", "by-streams"),
         ("streams", "stream.deleted", "by-streams"),
         ("micromsg2", "queue.created", "by-micromsg2"),
-        ("SignalR", "queue.purged", "by-use"),
+        ("signalr", "queue.purged", "by-use"),
     ]
     assert found[0]["options"]["max_messages"] == 5 and found[1]["options"] == {"max_messages": 6}
     assert found[2]["messages"] == 1

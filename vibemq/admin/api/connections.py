@@ -10,7 +10,7 @@ from vibemq.admin.api.calls import ADMINISTRATOR, MONITORING, Call, not_authoris
 from vibemq.admin.api.service import Api
 
 STREAM_PROTOCOL = "stream"
-#: What listeners speak, by their names in the ready line, where that is not the name itself.
+#: What doors and listeners speak, by their names, where that is not the name itself.
 PROTOCOLS = {
     "streams": STREAM_PROTOCOL,
     "streams-tls": "stream/ssl",
@@ -85,7 +85,8 @@ def _require_theirs(call: Call, session: dict[str, Any], level: int) -> None:
 
 
 def protocol_of(session: dict[str, Any]) -> str:
-    return STREAM_PROTOCOL if session.get("door") == "streams" else str(session.get("door", ""))
+    door = str(session.get("door", ""))
+    return PROTOCOLS.get(door, door)
 
 
 #: Of a session, where its worker says nothing else.

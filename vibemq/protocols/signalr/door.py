@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class SignalRDoor(Door):
-    name = "SignalR"  # as people are shown it
+    name = "signalr"
     session = HttpSession
     methods = METHODS
 
