@@ -20,9 +20,6 @@
 
 #include <unistd.h>
 
-#define DOORBELL_MAGIC 0x4C4C4542u /* "BELL" */
-#define DOORBELL_VERSION 2u
-
 static bool is_asleep(uint32_t count) { return count & 1; }
 
 /* Ends the sleep number `count`, unless it has ended already. */
@@ -52,8 +49,6 @@ static bool has_news(struct doorbell_seat *s)
 void doorbell_board_init(struct doorbell_board *b, uint32_t worker_count, uint32_t epoch)
 {
     CHECK(worker_count <= DOORBELL_WORKERS_MAX);
-    b->magic = DOORBELL_MAGIC;
-    b->version = DOORBELL_VERSION;
     atomic_store(&b->worker_count, worker_count);
     for (uint32_t i = 0; i < worker_count; i++) atomic_store(&b->seats[i].epoch, epoch);
 }

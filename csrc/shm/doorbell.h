@@ -6,6 +6,9 @@
  * The board lies in memory shared by the supervisor and all workers (a memfd).  Each worker has a seat: a bitmap of
  * stream slots with news, a summary of that bitmap (one bit for each of its words), a word of other requests, and the
  * flag that says it is about to sleep.  News is never slept on: doorbell.c says why.
+ *
+ * Nothing in csrc/shm has a version: who maps it was forked from the process that laid it out, and it goes with the
+ * last of them.
  */
 #ifndef VIBEMQ_SHM_DOORBELL_H
 #define VIBEMQ_SHM_DOORBELL_H
@@ -40,7 +43,6 @@ struct doorbell_seat {
 };
 
 struct doorbell_board {
-    uint32_t magic, version;
     _Atomic uint32_t worker_count;
     struct doorbell_seat seats[DOORBELL_WORKERS_MAX];
     /* How often the stream in a slot was restarted: whoever held it before lets go of it.  Only compared,

@@ -12,14 +12,9 @@
 #include "../base/check.h"
 #include "../base/crc32.h"
 
-#define GROUPS_MAGIC 0x53505247u /* "GRPS" */
-#define GROUPS_VERSION 1u
-
 err groups_init(struct groups *g, struct fault *f)
 {
     if (mutex_init(&g->mutex) < 0) return fault_set(f, ERR_LOCK, errno, "groups", 0, 0, 0);
-    g->magic = GROUPS_MAGIC;
-    g->version = GROUPS_VERSION;
     return OK;
 }
 

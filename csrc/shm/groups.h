@@ -45,7 +45,6 @@ struct groups_row {
 };
 
 struct groups {
-    uint32_t magic, version;
     struct mutex mutex;              /* guards every change, and every look at more than one row */
     _Atomic uint32_t repair_wanted;  /* an owner died; set and cleared with the mutex held */
     _Atomic uint32_t high;           /* no row from here on was ever used */
