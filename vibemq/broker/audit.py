@@ -2,7 +2,8 @@
 """The audit log: who changed what of streams, queues, users, rights, policies and limits, from where, by which door.
 
 Each event is a line of JSON, with the time in UTC: `at`, `what`, `name`, `user`, `from`, `door` (`native`, `streams`,
-`signalr`, `micromsg2`, `admin`; `ctl`, `files` without a broker, `broker` by itself), and what else there is to say.  It says what was done, never what was only tried, and no password, hash or token is ever
+`signalr`, `micromsg2`, `admin`; `ctl`, `files` without a broker, `broker` by itself), and what else there is to say.
+It says what was done, never what was only tried, and no password, hash or token is ever
 given to it.  Lines are appended by all processes, each in one write under the file's lock; when a line would make the
 file larger than `audit.size_max_bytes` it becomes NAME.1, that one NAME.2, and so on, and what is older than
 `audit.files_max` files is gone.  Whatever writes it may block, so it is called in helper threads only.
