@@ -80,6 +80,8 @@ def _session(folder: Path) -> Iterator:
     try:
         yield spark
     finally:
+        # First, or it may see Spark hang up on it and print that as an error.
+        spark.sparkContext._accumulatorServer.shutdown()
         spark.stop()
 
 
