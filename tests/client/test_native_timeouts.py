@@ -11,7 +11,7 @@ import pytest
 from peers.native_server import NativeServer
 
 from vibemq.client import aconnect, aio, connect, micromsg2, streams, sync
-from vibemq.errors import ConfigError, ConnectionClosed, NotAuthorized, PublishTimeout, TimeoutExceeded
+from vibemq.errors import ConfigError, ConnectionClosed, NotAuthorized, PublishTimeout, ServerFailed, TimeoutExceeded
 from vibemq.protocols.native.spec import Command, ErrorCode
 
 LATER = {"reconnect_initial_delay_s": 300}  # until the test lets it
@@ -161,6 +161,27 @@ def test_a_subscription_that_ran_out_of_time_is_taken_back(server):
         with pytest.raises(TimeoutExceeded):
             client.consume("q").open(0.05)
         assert [frame.queue for frame in server.await_frames(Command.UNSUBSCRIBE)] == ["q"]
+
+
+def test_an_unsubscribe_that_fails_does_not_hide_what_went_wrong_before(server):
+    server.replies[Command.UNSUBSCRIBE] = lambda connection, frame: connection.refuse(frame, ErrorCode.SERVER_ERROR)
+
+    async def with_asyncio():
+        async with aconnect(server.url) as client, client.consume("q"):
+            raise KeyError("first")
+
+    with pytest.raises(KeyError, match="first") as raised:
+        asyncio.run(with_asyncio())
+    with pytest.raises(KeyError, match="first") as also_raised, connect(server.url) as client, client.consume("q"):
+        raise KeyError("first")
+    for caught in (raised, also_raised):
+        assert ["UNSUBSCRIBE (24) q: No." in note for note in caught.value.__notes__] == [True]
+    with (
+        pytest.raises(ServerFailed, match=r"UNSUBSCRIBE .* q: No\."),
+        connect(server.url) as client,
+        client.consume("q"),
+    ):
+        pass
 
 
 def test_who_may_not_consume_a_queue_any_more_loses_that_consumer_and_not_the_connection(server):

@@ -483,11 +483,42 @@ def test_what_retention_removed_is_visible_in_the_first_chunk(server):
 
 def test_an_end_that_does_not_come_is_a_timeout(server):
     fill(server, "s", 10)
-    with connect(server, timeout_s=0.3) as connection:
+    with connect(server) as connection:
         chunks = connection.read_chunks("s", 0, 11)
         assert next(chunks).chunk_id == 0
+        connection.timeout_s = 0.1  # from here on nothing is needed of the server
         with pytest.raises(TimeoutExceeded, match="waiting for a chunk of stream s"):
             next(chunks)
+
+
+def test_a_clean_up_that_fails_does_not_hide_what_went_wrong_before(server):
+    server.replies[Key.PUBLISH] = server.replies[Key.UNSUBSCRIBE] = server.replies[Key.DELETE_PUBLISHER] = (
+        lambda peer, request: []
+    )
+    fill(server, "s", 10)
+    with connect(server) as connection:
+        chunks = connection.read_chunks("s", 0, 11)
+        publisher = connection.publisher("s")
+        publisher.publish([b"a"])
+        next(chunks)
+        connection.timeout_s = 0.1
+        with pytest.raises(TimeoutExceeded, match="waiting for a chunk of stream s") as caught:
+            next(chunks)
+        assert ["Unsubscribe: nothing came" in note for note in caught.value.__notes__] == [True]
+        with pytest.raises(PublishTimeout, match="waiting for 1 confirms") as caught:
+            publisher.close()
+        assert ["DeletePublisher: nothing came" in note for note in caught.value.__notes__] == [True]
+
+
+def test_a_clean_up_that_fails_is_told_where_nothing_went_wrong_before(server):
+    server.replies[Key.UNSUBSCRIBE] = lambda peer, request: []
+    fill(server, "s", 10, 10)
+    with connect(server) as connection:
+        chunks = connection.read_chunks("s", 0, 20)
+        next(chunks)
+        connection.timeout_s = 0.1
+        with pytest.raises(TimeoutExceeded, match="Unsubscribe: nothing came"):
+            chunks.close()
 
 
 def test_a_reader_that_stops_early_unsubscribes_and_drops_the_rest(server):

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What went wrong, for people: the error that fits a broker's answer, and a hint what to do about it."""
 
+import contextlib
+from collections.abc import Iterator
+
 from vibemq import errors
 from vibemq.errors import ProtocolError, RequestFailed, VibeMQError
 from vibemq.protocols.micromsg2.spec import PORT_DEFAULT as MICROMSG2_PORT
@@ -78,6 +81,20 @@ def failure(where: str, code: int) -> VibeMQError:
 def _error(code: str | int, told: str) -> VibeMQError:
     kind, hint = ERROR_OF.get(code, RequestFailed), HINTS.get(code, "")
     return kind(told, code=code, hint=hint) if issubclass(kind, RequestFailed) else kind(told, hint=hint)
+
+
+@contextlib.contextmanager
+def cleaning_up(error: BaseException | None) -> Iterator[None]:
+    """What fails in here is a note of the error that came first, and does not take its place.
+
+    Without one it is raised, also where a reader only stopped early, which ends a generator by an exception.
+    """
+    try:
+        yield
+    except VibeMQError as second:
+        if error is None or isinstance(error, GeneratorExit):
+            raise
+        error.add_note(f"Cleaning up after it failed, too: {second}")
 
 
 # ---- another door than was meant ----

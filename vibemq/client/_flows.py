@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vibemq.client._failures import HINTS
+from vibemq.client._failures import HINTS, cleaning_up
 from vibemq.client._streams import Chunk, encode_publish
 from vibemq.client._transport import Deadline
 from vibemq.errors import PublishTimeout, RequestFailed, TimeoutExceeded, VibeMQError
@@ -141,11 +141,18 @@ class Publisher(contextlib.AbstractContextManager["Publisher"]):
         try:
             try:
                 self.flush(timeout_s)
-            finally:  # or the next publisher of this connection would be refused its number
-                if not self._connection.closed:
-                    self._connection.request(Key.DELETE_PUBLISHER, publisher_id=self.publisher_id, timeout_s=timeout_s)
+            except BaseException as error:
+                with cleaning_up(error):
+                    self._give_back(timeout_s)
+                raise
+            self._give_back(timeout_s)
         finally:
             del self._connection._publishers[self.publisher_id]
+
+    def _give_back(self, timeout_s: float | None) -> None:
+        """Or the next publisher of this connection would be refused its number."""
+        if not self._connection.closed:
+            self._connection.request(Key.DELETE_PUBLISHER, publisher_id=self.publisher_id, timeout_s=timeout_s)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
@@ -221,5 +228,6 @@ class Subscription(contextlib.AbstractContextManager["Subscription"]):
             if not keep:
                 self._chunks.clear()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with cleaning_up(error):
+            self.close()

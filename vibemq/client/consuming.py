@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from vibemq.client._engine import Engine, Feed
+from vibemq.client._failures import cleaning_up
 from vibemq.client._native import Message
 from vibemq.client.publishing import Call, told_as
 from vibemq.errors import VibeMQError
@@ -161,7 +162,8 @@ class AsyncConsumer(AnyConsumer):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._settle_last(failed=error is not None)
-        await self.close()
+        with cleaning_up(error):
+            await self.close()
 
     def __del__(self) -> None:
         if self._open and not self._over:
@@ -250,7 +252,8 @@ class Consumer(AnyConsumer):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._settle_last(failed=error is not None)
-        self.close()
+        with cleaning_up(error):
+            self.close()
 
     def __del__(self) -> None:
         if self._open:
