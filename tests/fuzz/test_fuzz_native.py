@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random bytes against the native codec, for VIBEMQ_FUZZ_SECONDS (two seconds unless told).
+"""Random bytes against the native codec, as tests/fuzzing.py says.
 
 The invariant in one sentence: whatever a peer sends, each layer (framing, compression, body, validation, options) gives
 a value or one of the errors that it names, the value says the same when it is written and read again, and nothing
@@ -8,12 +8,11 @@ that was decompressed is larger than was allowed.
 
 import contextlib
 import json
-import os
 import random
-import time
 from pathlib import Path
 
 import pytest
+from fuzzing import LIMIT_S, seeded, steps
 
 from vibemq.errors import LimitExceeded
 from vibemq.protocols.native import codec, compression, options, spec
@@ -21,7 +20,6 @@ from vibemq.protocols.native.codec import MalformedFrame, Message
 
 pytestmark = [pytest.mark.fuzz]
 
-SECONDS = float(os.environ.get("VIBEMQ_FUZZ_SECONDS", "2"))
 BODY_BYTES_MAX = 1 << 16
 FLAGS_MAX = spec.Compression.ZSTD
 
@@ -98,14 +96,11 @@ def read_stream(stream: bytes) -> int:
     return count
 
 
-@pytest.mark.timeout(SECONDS * 3 + 60)
+@pytest.mark.timeout(LIMIT_S)
 def test_whatever_a_peer_sends_is_a_value_or_a_named_error():
-    seed = int(os.environ.get("VIBEMQ_FUZZ_SEED", time.time_ns() % 2**32))
-    print(f"VIBEMQ_FUZZ_SEED={seed}")  # pytest shows it when the test fails
-    random_ = random.Random(seed)
+    random_ = seeded()
     read = refused = 0
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
+    for _ in steps(50_000):
         frames = [mutated(random_.choice(GOLDEN + EDGE_CASES), random_) for _ in range(random_.randint(1, 4))]
         try:
             read += read_stream(b"".join(frames))

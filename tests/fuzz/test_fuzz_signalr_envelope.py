@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random bytes against the envelopes of hub messages, for VIBEMQ_FUZZ_SECONDS (two seconds unless told).
+"""Random bytes against the envelopes of hub messages, as tests/fuzzing.py says.
 
 The invariant in one sentence: whatever a peer sends, framing, parsing and the handshake each give a value or one of the
 errors that they name, JSON is taken only where Python's own reader takes it too, and a message that can be written says
@@ -7,12 +7,11 @@ the same when it is read again.
 """
 
 import json
-import os
 import random
-import time
 from pathlib import Path
 
 import pytest
+from fuzzing import seeded, steps
 from peers import hub_messages as messages
 from peers.hub_messages import UnencodableValue
 
@@ -23,7 +22,6 @@ from vibemq.protocols.signalr.spec import NOTHING, Dialect, Encoding, MessageTyp
 
 pytestmark = [pytest.mark.fuzz]
 
-SECONDS = float(os.environ.get("VIBEMQ_FUZZ_SECONDS", "2"))
 RECORD_BYTES_MAX = 1 << 12
 
 VECTORS = json.loads((Path(__file__).parent.parent / "protocols" / "signalr" / "vectors.json").read_text())
@@ -139,11 +137,8 @@ def first_end(data: bytes, encoding: Encoding) -> int:
 
 
 def test_whatever_a_peer_sends_is_a_message_or_refused():
-    seed = int.from_bytes(os.urandom(4), "big")
-    print(f"seed {seed}")
-    random_ = random.Random(seed)
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
+    random_ = seeded()
+    for _ in steps(70_000):
         dialect = random_.choice(list(Dialect))
         encoding = random_.choice(list(Encoding))
         is_json = encoding == Encoding.JSON
@@ -161,11 +156,8 @@ def test_whatever_a_peer_sends_is_a_message_or_refused():
 
 
 def test_whatever_a_peer_says_first_is_a_handshake_or_refused():
-    seed = int.from_bytes(os.urandom(4), "big")
-    print(f"seed {seed}")
-    random_ = random.Random(seed)
-    end = time.monotonic() + SECONDS / 4
-    while time.monotonic() < end:
+    random_ = seeded()
+    for _ in steps(50_000):
         record = mutated(random_.choice(HANDSHAKES), JSON_PARTS, random_)
         try:
             shake = parse_handshake(record)
@@ -176,11 +168,8 @@ def test_whatever_a_peer_says_first_is_a_handshake_or_refused():
 
 
 def test_whatever_a_peer_sends_as_text_groups_is_taken_or_refused():
-    seed = int.from_bytes(os.urandom(4), "big")
-    print(f"seed {seed}")
-    random_ = random.Random(seed)
-    end = time.monotonic() + SECONDS / 4
-    while time.monotonic() < end:
+    random_ = seeded()
+    for _ in steps(50_000):
         text = mutated(b"".join(random_.choices(GROUPS, k=2)), (b";", b":", b"0", b"9" * 12, b"=", b"-1"), random_)
         try:
             records, used = group_decode(text, RECORD_BYTES_MAX)

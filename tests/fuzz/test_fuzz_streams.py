@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random bytes against the streams door, for VIBEMQ_FUZZ_SECONDS (two seconds unless told).
+"""Random bytes against the streams door, as tests/fuzzing.py says.
 
 The invariant in one sentence: whatever a peer sends, at whatever point of a connection, the
 broker answers by the protocol or closes that connection, and nobody else notices.
 """
 
 import json
-import os
 import random
 import socket
-import time
 from pathlib import Path
 
 import pytest
+from fuzzing import LIMIT_S, seeded, steps
 from running import broker, resident_bytes
 
 from vibemq.client.streams import StreamsConnection
@@ -22,7 +21,6 @@ from vibemq.protocols.streams.spec import Code, Key, OffsetType
 
 pytestmark = [pytest.mark.fuzz]
 
-SECONDS = float(os.environ.get("VIBEMQ_FUZZ_SECONDS", "2"))
 STREAM, SUPER_STREAM = "fuzzed", "fuzzed-super"
 GOLDEN = [
     bytes.fromhex(vector["hex"])
@@ -125,11 +123,9 @@ def talk(connection: socket.socket, random_: random.Random) -> None:
             return
 
 
-@pytest.mark.timeout(SECONDS * 3 + 120)
+@pytest.mark.timeout(LIMIT_S)
 def test_garbage_at_any_point_of_a_connection_is_nobody_elses_trouble(tmp_path):
-    seed = int(os.environ.get("VIBEMQ_FUZZ_SEED", time.time_ns() % 2**32))
-    print(f"VIBEMQ_FUZZ_SEED={seed}")  # pytest shows it when the test fails
-    random_ = random.Random(seed)
+    random_ = seeded()
     with broker(tmp_path) as running, StreamsConnection.connect(running.host, running.port) as witness:
         witness.create("witness")
         witness.create(STREAM)
@@ -138,22 +134,17 @@ def test_garbage_at_any_point_of_a_connection_is_nobody_elses_trouble(tmp_path):
         witness.request(Key.CREATE_SUPER_STREAM, **fields)
         workers = running.worker_pids()
         before = [resident_bytes(pid) for pid in workers]
-        expected = connections = 0
         with witness.publisher("witness") as publisher:
-            deadline = time.monotonic() + SECONDS
-            while time.monotonic() < deadline:
+            for connections in steps(1_000):
                 if random_.random() < 0.5:
                     with socket.create_connection((running.host, running.port)) as raw:
                         talk(raw, random_)
                 else:
                     with StreamsConnection.connect(running.host, running.port).detach() as raw:
                         talk(raw, random_)
-                connections += 1
                 publisher.publish([b"still here %d" % connections])
                 publisher.flush()
-                expected += 1
-        assert sum(chunk.records for chunk in witness.read_chunks("witness", 0)) == expected
+        assert sum(chunk.records for chunk in witness.read_chunks("witness", 0)) == connections
         assert running.worker_pids() == workers, "a worker has died"
         grown = [resident_bytes(pid) - was for pid, was in zip(workers, before, strict=True)]
         assert max(grown) < GROWTH_BYTES_MAX
-    assert connections > 5

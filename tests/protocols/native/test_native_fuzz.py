@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutated frames against a live broker for VIBEMQ_FUZZ_SECONDS (two seconds unless told).
+"""Mutated frames against a live broker as tests/fuzzing.py says.
 
 The invariant in one sentence: whatever one connection sends, it is answered by whole frames or closed, no worker dies,
 and a connection that behaves is served all the time.  The log names no error of ours.
 """
 
-import os
-import random
 import select
-import time
 
 import pytest
+from fuzzing import LIMIT_S, seeded, steps
 from peers.native import NativePeer, connected
 from running import broker
 
@@ -20,7 +18,6 @@ from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, Command, Compressi
 
 pytestmark = [pytest.mark.fuzz]
 
-SECONDS = float(os.environ.get("VIBEMQ_FUZZ_SECONDS", "2"))
 QUEUES = ["fuzz-a", "fuzz-b", "größe", "fuzz-full"]
 HEADERS = [
     {},
@@ -116,25 +113,18 @@ def attack(running, random_):
                 return
 
 
-@pytest.mark.timeout(SECONDS * 3 + 120)
+@pytest.mark.timeout(LIMIT_S)
 def test_whatever_is_sent_no_worker_dies_and_others_are_served(tmp_path, capfd):
-    seed = int(os.environ.get("VIBEMQ_FUZZ_SEED", time.time_ns() % 2**32))
-    print(f"VIBEMQ_FUZZ_SEED={seed}")  # pytest shows it when the test fails
-    random_ = random.Random(seed)
+    random_ = seeded()
     flags = ("--set", "queues.block_timeout_ms=100", "--set", "server.log_level=error")
     with broker(tmp_path, *flags) as running, connected(running) as peer:
         pids = running.worker_pids()
         peer.subscribe("calm")
-        deadline = time.monotonic() + SECONDS
-        rounds = 0
-        while time.monotonic() < deadline:
+        for step in steps(300):
             attack(running, random_)
-            rounds += 1
-            peer.send(Command.PUBLISH, b"m%d" % rounds, queue="calm", payload=b"%d" % rounds)
+            peer.send(Command.PUBLISH, b"m%d" % step, queue="calm", payload=b"%d" % step)
             assert {peer.next().type, peer.next().type} == {Command.PUBLISH_ACK, Command.DELIVER}
-            peer.send(Command.ACK, b"m%d" % rounds)
-        print(f"{rounds} rounds")
-        assert rounds > 5
+            peer.send(Command.ACK, b"m%d" % step)
         assert running.worker_pids() == pids, "a worker has died"
     said, log = capfd.readouterr()
     print(said)
