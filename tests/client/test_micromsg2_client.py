@@ -2,6 +2,7 @@
 """What the MicroMsg2 client says and understands, against a peer whose every byte the test decides."""
 
 import inspect
+import threading
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -396,13 +397,16 @@ def test_a_refusal_without_a_number_is_raised_when_no_acknowledgement_comes():
         server.handshake("", ACKED)
         server.messages(1)
         server.write(codec.encode_error("QUEUE_FULL: no room"))
+        refused.set()
         server.ended()
 
+    refused = threading.Event()
     with playing(script) as port:
-        peer = client(port, ACKED, timeout_s=0.1)
+        peer = client(port, ACKED)
         peer.send("q", b"x")
+        assert refused.wait(30)
         with pytest.raises(Refused, match="QUEUE_FULL: no room"):
-            peer.flush()
+            peer.flush(timeout_s=0.1)
         peer.close()
 
 
@@ -412,10 +416,10 @@ def test_what_is_not_acknowledged_and_not_refused_is_an_error_too():
         server.ended()
 
     with playing(script) as port:
-        peer = client(port, ACKED, timeout_s=0.1)
+        peer = client(port, ACKED)
         peer.send("q", b"x")
         with pytest.raises(PublishTimeout, match="acknowledgement of 1 messages") as raised:
-            peer.flush()
+            peer.flush(timeout_s=0.1)
         assert raised.value.may_be_stored
         peer.close()
 

@@ -118,4 +118,4 @@ def test_the_load_generator_in_every_mode(broker_port):
     )
     result = run(StreamsLoad(mode="lat", rate=40_000, **common))
     assert result.latencies.total == result.confirms.total == 20_000
-    assert 0.4 < result.wall_s < 5
+    assert result.wall_s > 0.4, "it keeps to its rate"

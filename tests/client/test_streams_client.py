@@ -9,7 +9,6 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 import warnings
 import zlib
 
@@ -119,11 +118,9 @@ def test_somebody_listens_who_never_accepts():
 
 
 def test_a_silent_server_costs_no_more_than_the_timeout(server):
-    server.replies[Key.SASL_HANDSHAKE] = lambda connection, request: []
-    begin = time.monotonic()
-    with pytest.raises(TimeoutExceeded, match="SaslHandshake"):
+    server.replies[Key.PEER_PROPERTIES] = lambda connection, request: []
+    with pytest.raises(TimeoutExceeded, match=r"PeerProperties: nothing came within 0\.3 s"):
         connect(server, timeout_s=0.3)
-    assert time.monotonic() - begin < 2
 
 
 def test_every_byte_in_a_packet_of_its_own():
@@ -163,7 +160,7 @@ def test_tls(tmp_path):
 
 def test_an_idle_connection_sends_heartbeats(server):
     with connect(server, heartbeat_s=1) as connection:
-        server.await_request(Key.HEARTBEAT, timeout_s=3)
+        server.await_request(Key.HEARTBEAT)
         connection.create("s")  # and is as good as before
 
 
@@ -394,12 +391,13 @@ def test_frames_keep_to_frame_max(server):
 def test_the_window_is_never_exceeded(server):
     held = []
     server.replies[Key.PUBLISH] = lambda peer, request: held.append(request) or []
-    with connect(server, timeout_s=0.3) as connection:
+    with connect(server) as connection:
         connection.create("s")
         publisher = connection.publisher("s", unconfirmed_max=10)
         with pytest.raises(PublishTimeout, match="publishing to stream s") as raised:
-            publisher.publish([b"x"] * 30)
+            publisher.publish([b"x"] * 30, timeout_s=0.1)
         assert (raised.value.unsent, raised.value.unanswered) == (20, 10)
+        assert connection.exists("s"), "the server has read so far"
         assert publisher.unconfirmed == sum(len(request.messages) for request in held) == 10
         with pytest.raises(TimeoutExceeded, match="waiting for 10 confirms"):
             publisher.flush(0.1)

@@ -20,6 +20,7 @@ from vibemq.protocols.streams import codec, spec
 from vibemq.protocols.streams.spec import RESPONSE_BIT, Code, Key, OffsetType
 
 ENTRIES_IN_A_CHUNK_MAX = 100
+AWAIT_S = 20.0  # for tests that fail
 
 
 def chunk_of(first_offset: int, messages: list[bytes], **changes: Any) -> codec.Chunk:
@@ -102,7 +103,7 @@ class MemoryServer:
     def requests(self, key: int) -> list[Any]:
         return [request for seen, request in self.seen if seen == key]
 
-    def await_request(self, key: int, timeout_s: float = 5.0) -> Any:
+    def await_request(self, key: int, timeout_s: float = AWAIT_S) -> Any:
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
             if found := self.requests(key):
