@@ -22,10 +22,10 @@ def metadata(tmp_path):
 def run_to_the_end(keeper):
     slices = 0
     while keeper.due <= time.monotonic():
-        began = time.monotonic()
+        began = time.process_time()  # of the processor: the time on the clock depends on who else is at work
         keeper.run_slice()
         slices += 1
-        assert time.monotonic() - began < 1.0  # SLICE_S and one stream; generous for a busy machine
+        assert time.process_time() - began < 1.0  # SLICE_S and one stream
     return slices
 
 
