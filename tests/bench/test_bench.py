@@ -170,7 +170,7 @@ def test_refused_messages_are_an_error(server):
 def test_lost_messages_are_a_timeout_with_the_state(server):
     server.replies[Key.PUBLISH] = lambda connection, request: []
     with pytest.raises(TimeoutExceeded, match="sent 2000, confirmed 0"):
-        run(load(server, mode="pub", timeout_s=0.5))
+        run(load(server, mode="pub", timeout_s=2.0))
     assert server.streams == {}
 
 

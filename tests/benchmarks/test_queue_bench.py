@@ -332,7 +332,7 @@ def test_a_delivery_whose_lengths_lie_ends_the_consumer(pair, size):
 def test_a_run_that_cannot_end_is_a_timeout_with_the_state():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         asked = QueueLoad(
-            protocol="echo", port=silent.getsockname()[1], mode="pub", messages=5, window=5, group=5, timeout_s=0.5
+            protocol="echo", port=silent.getsockname()[1], mode="pub", messages=5, window=5, group=5, timeout_s=2.0
         )
         with pytest.raises(TimeoutExceeded, match="sent 5, confirmed 0"):
             run(asked)
