@@ -8,26 +8,26 @@ import time
 
 import pytest
 from running import broker, written
-from supervisor_harness import wait_until
+from supervisor_harness import once_within, wait_until
 
 from vibemq.config import Config
 from vibemq.server.processes import QUICK_DEATHS_FREE, Process
 
-PROMISED_MS = 200
+PROMISED_S = 0.2
 TRIES_MAX = 30
 
 
 def test_a_killed_worker_is_replaced_within_200_ms(start):
     broker = start(server__workers=1).wait_ready()
-    took_ms = []
-    # The machine may be busy with other tests for a while, but a broker that is slower than that always is.
-    while min(took_ms, default=PROMISED_MS) >= PROMISED_MS and len(took_ms) < TRIES_MAX:
+
+    def took_s():
         pid = broker.ask()[1]
         killed = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         assert broker.ask()[1] != pid
-        took_ms.append((time.monotonic() - killed) * 1000)
-    assert min(took_ms) < PROMISED_MS, took_ms
+        return time.monotonic() - killed
+
+    once_within(PROMISED_S, TRIES_MAX, took_s)
 
 
 def test_a_connection_that_waits_in_a_dead_workers_queue_is_answered_by_its_successor(start):

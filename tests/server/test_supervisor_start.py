@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From `serve` to the ready line: what must be there, what is refused, and with which words."""
 
+import itertools
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from supervisor_harness import once_within
 
 from vibemq.access.users import add_user
 from vibemq.storage.metadata import Metadata
@@ -29,13 +31,14 @@ def test_exactly_one_line_on_stdout_once_every_worker_accepts(start):
 
 
 def test_ready_within_a_second_and_a_half(start, tmp_path):
-    took_s = []
-    # The machine may be busy with other tests for a while, but a broker that is slower than that always is.
-    while min(took_s, default=READY_S_MAX) >= READY_S_MAX and len(took_s) < TRIES_MAX:
+    folders = (str(tmp_path / f"data{number}") for number in itertools.count())
+
+    def took_s():
         began = time.monotonic()
-        start(server__data_dir=str(tmp_path / f"data{len(took_s)}")).wait_ready()
-        took_s.append(time.monotonic() - began)
-    assert min(took_s) < READY_S_MAX, took_s
+        start(server__data_dir=next(folders)).wait_ready()
+        return time.monotonic() - began
+
+    once_within(READY_S_MAX, TRIES_MAX, took_s)
 
 
 def test_says_where_clients_are_sent_when_that_is_elsewhere(start):
