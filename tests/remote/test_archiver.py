@@ -30,7 +30,7 @@ from vibemq.storage.metadata import Metadata
 from vibemq.storage.tail import local_segments
 
 pytest.importorskip("obstore", reason="needs the extra remote")
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 def anybody(_: Metadata) -> None:

@@ -20,7 +20,7 @@ from vibemq.errors import VibeMQError
 from vibemq.remote.restoring import HARMED
 
 pytest.importorskip("obstore", reason="needs the extra remote")
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 COUNT = 1200
 PADDING = b" " * 500

@@ -21,7 +21,7 @@ from vibemq.storage.log import SEGMENT_HEADER_BYTES
 from vibemq.storage.tail import Tail
 
 pytest.importorskip("obstore", reason="needs the extra remote")
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 def harm_header(world: World, monkeypatch, segment: Path) -> None:

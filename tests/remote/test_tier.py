@@ -18,7 +18,7 @@ from vibemq.remote.stubs import stub_of
 from vibemq.storage import cold
 
 pytest.importorskip("obstore", reason="needs the extra remote")
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 # ---- up ----
 
