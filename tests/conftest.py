@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from authority import Authority
+from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 CLASSES = HERE.parent / "build" / "spark.jsa"
@@ -58,6 +59,9 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 if CLASSES.is_file() and CLASSES.stat().st_size:
     JAVA_OPTIONS += f" -XX:SharedArchiveFile={CLASSES} -Xlog:disable -Xlog:all=error:stderr"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", JAVA_OPTIONS)
+# An example that took 200 ms, or examples that are long in the making, say how busy the machine is, not what is wrong.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 names = itertools.count()
 
 

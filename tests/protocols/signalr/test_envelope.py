@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from peers import hub_messages as messages
 from peers.hub_messages import Message, UnencodableValue
@@ -404,7 +404,6 @@ EARLY_MESSAGES = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # of a machine that does much besides
 @given(V1_MESSAGES, st.sampled_from(Encoding))
 def test_a_message_is_what_was_written(message, encoding):
     record = messages.encode(message, encoding)
