@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from running import Running, broker
 
+IMPATIENT_S = 2  # who must be served there may stand still for a second
+
 
 def shared_broker(folder: str, *flags: str, workers: int = 2) -> Any:
     """One broker for all tests that leave it as they found it: things are told apart by name, and nobody is killed."""
@@ -21,6 +23,15 @@ def shared_broker(folder: str, *flags: str, workers: int = 2) -> Any:
             yield running
 
     return served
+
+
+def impatient_broker(*options: str) -> Any:
+    """As shared_broker, for tests in which a peer is given up: it has so long for each of these options, and no longer.
+
+    It is a broker of its own, because who is stopped for so long anywhere else would be given up as well.
+    """
+    flags = [word for option in options for word in ("--set", f"{option}={IMPATIENT_S}")]
+    return shared_broker("impatient", *flags, workers=1)
 
 
 def connection(connect: Callable[[Running], AbstractContextManager[Any]]) -> Any:

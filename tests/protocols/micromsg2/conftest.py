@@ -14,7 +14,6 @@ from vibemq.storage.metadata import Metadata
 
 served = shared_broker(
     "micromsg2",
-    *("--set", "micromsg2.handshake_timeout_s=1"),
     *("--set", "queues.ack_timeout_ms=60000"),
     *("--set", "queues.block_timeout_ms=3000"),
 )

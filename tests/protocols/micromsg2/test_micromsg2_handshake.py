@@ -2,11 +2,14 @@
 """The three steps before the first frame, on a broker where nobody has to log in."""
 
 import pytest
+from fixtures import impatient_broker
 from peers.micromsg2 import USUAL, Micromsg2Peer, code, connected
 
 import vibemq
 from vibemq.protocols.micromsg2.codec import ErrorFrame, Handshake, encode_error, encode_handshake
 from vibemq.protocols.micromsg2.extensions import parse_list
+
+impatient = impatient_broker("micromsg2.handshake_timeout_s")
 
 
 def names(text):
@@ -180,17 +183,18 @@ def test_who_knows_the_answer_already_may_send_everything_at_once(raw, name):
     raw.acked()
 
 
-def test_a_handshake_that_never_ends_is_told_and_let_go(served, peer):
-    with Micromsg2Peer(served) as silent, Micromsg2Peer(served) as half, Micromsg2Peer(served) as undecided:
-        half.write(c1("json")[:9])
-        undecided.hello("json")
-        for one in (silent, half, undecided):
-            assert one.ended().startswith("HANDSHAKE_TIMEOUT: ")
+def test_a_handshake_that_never_ends_is_told_and_let_go(impatient):
+    with connected(impatient) as peer, Micromsg2Peer(impatient) as silent:
+        with Micromsg2Peer(impatient) as half, Micromsg2Peer(impatient) as undecided:
+            half.write(c1("json")[:9])
+            undecided.hello("json")
+            for one in (silent, half, undecided):
+                assert one.ended().startswith("HANDSHAKE_TIMEOUT: ")
         peer.ping()
 
 
-def test_one_byte_after_the_other_does_not_prolong_it(served):
-    with Micromsg2Peer(served) as slow:
+def test_one_byte_after_the_other_does_not_prolong_it(impatient):
+    with Micromsg2Peer(impatient) as slow:
         slow.socket.settimeout(0.01)  # of each byte; how many there are is the broker's to say
         data = iter(c1("json;" * 10_000))
         text = b""

@@ -8,7 +8,6 @@ from peers.native import NativePeer, connected
 
 served = shared_broker(
     "native",
-    *("--set", "native.handshake_timeout_s=1"),
     *("--set", "queues.ack_timeout_ms=60000"),
     *("--set", "queues.block_timeout_ms=700"),
 )

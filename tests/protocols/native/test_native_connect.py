@@ -2,11 +2,14 @@
 """Connect, who may say what before it, which layout a connection speaks, and how it ends; nobody has to log in here."""
 
 import pytest
+from fixtures import impatient_broker
 from peers.native import FRESH_ID, NativePeer, connected
 
 import vibemq
 from vibemq.protocols.native.codec import encode_frame
 from vibemq.protocols.native.spec import COMMAND_BY_TYPE, COMMANDS, Command
+
+impatient = impatient_broker("native.handshake_timeout_s")
 
 # ---- the reply ----
 
@@ -60,8 +63,8 @@ def test_disconnect_before_connect_closes_without_a_word(raw):
     assert raw.rest() == []
 
 
-def test_a_peer_that_does_not_connect_in_time_is_told_and_let_go(served):
-    with NativePeer(served) as silent, NativePeer(served) as half, connected(served) as patient:
+def test_a_peer_that_does_not_connect_in_time_is_told_and_let_go(impatient):
+    with NativePeer(impatient) as silent, NativePeer(impatient) as half, connected(impatient) as patient:
         half.write(half.frame(Command.CONNECT)[:9])
         for peer in (silent, half):
             (error,) = peer.rest()
@@ -69,8 +72,8 @@ def test_a_peer_that_does_not_connect_in_time_is_told_and_let_go(served):
         patient.ping()
 
 
-def test_pings_do_not_prolong_the_handshake(served):
-    with NativePeer(served) as raw:
+def test_pings_do_not_prolong_the_handshake(impatient):
+    with NativePeer(impatient) as raw:
         commands = set()
         try:
             while True:

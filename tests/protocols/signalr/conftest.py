@@ -14,16 +14,14 @@ from running import Running, broker
 from vibemq.access.users import add_user
 from vibemq.storage.metadata import Metadata
 
-SHORT = (
-    *("--set", "signalr.request_timeout_s=1"),
-    *("--set", "signalr.poll_timeout_s=1"),
+FLAGS = (
     *("--set", f"signalr.message_max_bytes={MESSAGE_BYTES_MAX}"),
     *("--set", f"signalr.allowed_origins={ORIGIN},http://app.example:3000"),
 )
 
 
 # Nobody has to log in.  One worker, so that every socket finds every hub connection.
-served = shared_broker("signalr", *SHORT, workers=1)
+served = shared_broker("signalr", *FLAGS, workers=1)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +33,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     for name, password in PASSWORDS.items():
         add_user(metadata, name, password)
     metadata.close()
-    with broker(folder, *SHORT, workers=1) as running:
+    with broker(folder, *FLAGS, workers=1) as running:
         yield running
 
 

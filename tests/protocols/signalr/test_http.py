@@ -10,6 +10,7 @@ import json
 import urllib.request
 
 import pytest
+from fixtures import impatient_broker
 from peers.http import (
     CLOSE,
     HANDSHAKE_ANSWER,
@@ -212,25 +213,33 @@ def test_the_absolute_form_of_a_target_and_other_spellings_of_the_path_are_the_s
     assert peer.ask("POST", "/hub/negotiate/", b"").status == 200
 
 
-# ---- slow peers: the broker's deadline is a second ----
+# ---- slow peers ----
+
+impatient = impatient_broker("signalr.request_timeout_s")
 
 
-def test_a_peer_that_says_nothing_is_closed_without_a_word(peer):
-    assert peer.is_closed()
+@pytest.fixture
+def slow(impatient):
+    with HttpPeer(impatient) as slow:
+        yield slow
+
+
+def test_a_peer_that_says_nothing_is_closed_without_a_word(slow):
+    assert slow.is_closed()
 
 
 @pytest.mark.parametrize("part", [b"GET", b"GET /hub HTTP/1.1\r\nHost: localhost\r\n"])
-def test_a_head_that_does_not_end_in_time_is_refused(peer, part):
-    peer.write(part)
-    assert peer.response().status == 408
-    assert peer.is_closed()
+def test_a_head_that_does_not_end_in_time_is_refused(slow, part):
+    slow.write(part)
+    assert slow.response().status == 408
+    assert slow.is_closed()
 
 
-def test_a_body_that_does_not_end_in_time_is_refused(peer):
-    token = peer.token()
-    peer.send("POST", f"/hub?id={token}", b"abc", Content_Length="4")
-    assert peer.response().status == 408
-    assert peer.is_closed()
+def test_a_body_that_does_not_end_in_time_is_refused(slow):
+    token = slow.token()
+    slow.send("POST", f"/hub?id={token}", b"abc", Content_Length="4")
+    assert slow.response().status == 408
+    assert slow.is_closed()
 
 
 # ---- negotiating ----

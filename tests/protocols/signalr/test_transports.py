@@ -275,11 +275,13 @@ def test_a_poll_waits_for_what_comes(peer, polls, token):
     assert json.loads(polls.peer.response().body[:-1]) == answer("1")
 
 
-def test_a_poll_that_nothing_comes_for_ends_empty_and_the_next_one_waits(polls):
-    polls.poll()
-    for _ in range(2):
-        found = polls.poll()
-        assert (found.status, found.body) == (200, b"")
+def test_a_poll_that_nothing_comes_for_ends_empty_and_the_next_one_waits(tmp_path):
+    with broker(tmp_path, "--set", "signalr.poll_timeout_s=1", workers=1) as running, HttpPeer(running) as peer:
+        polls = Polls(peer, peer.token())
+        polls.poll()
+        for _ in range(2):
+            found = polls.poll()
+            assert (found.status, found.body) == (200, b"")
 
 
 def test_a_handshake_may_be_posted_before_the_first_poll(peer, polls, token):

@@ -7,7 +7,6 @@ from peers.streams import Peer, connected
 
 served = shared_broker(
     "streams",
-    *("--set", "streams.handshake_timeout_s=2"),
     *("--set", "streams.login_failure_delay_s=2"),
 )
 peer = connection(connected)

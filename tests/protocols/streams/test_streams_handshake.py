@@ -4,6 +4,7 @@
 import time
 
 import pytest
+from fixtures import impatient_broker
 from peers.streams import GUEST, Peer, connected
 
 from vibemq.protocols.streams import codec, spec
@@ -15,6 +16,8 @@ OPEN = codec.encode_request(Key.OPEN, 9, virtual_host="/")
 HEARTBEAT = bytes.fromhex("0000000400170001")
 LOGIN_DELAY_S_MIN = 2.0  # the promise is "never below"; the default is 3
 SLOW_S_MAX = 15.0  # generous: a step's two seconds, and a machine that is busy
+
+impatient = impatient_broker("streams.handshake_timeout_s")
 
 
 @pytest.fixture
@@ -114,26 +117,27 @@ def test_before_open_exactly_8192_bytes_are_read(raw):
     assert raw.expect(Key.PEER_PROPERTIES | spec.RESPONSE_BIT).code == Code.OK
 
 
-def test_a_step_that_takes_too_long_closes_the_socket(served):
-    with Peer(served) as nothing, Peer(served) as half, connected(served) as patient:
+def test_a_step_that_takes_too_long_closes_the_socket(impatient):
+    with Peer(impatient) as nothing, Peer(impatient) as half, connected(impatient) as patient:
         half.send(HELLO[:10])
         assert nothing.rest() == half.rest() == b""
         assert patient.ask(Key.METADATA, streams=[]).streams == [], "an open connection may be idle"
 
 
-def test_a_peer_that_drips_forever_gets_no_more_time_than_a_silent_one(raw):
-    raw.socket.settimeout(0.05)
-    began = time.monotonic()
-    frame = iter(codec.encode_request(Key.PEER_PROPERTIES, 1, properties={"x": "y" * 8000}))
-    while True:
-        try:
-            raw.socket.sendall(bytes([next(frame)]))
-            if raw.socket.recv(1) == b"":
+def test_a_peer_that_drips_forever_gets_no_more_time_than_a_silent_one(impatient):
+    with Peer(impatient) as raw:
+        raw.socket.settimeout(0.05)
+        began = time.monotonic()
+        frame = iter(codec.encode_request(Key.PEER_PROPERTIES, 1, properties={"x": "y" * 8000}))
+        while True:
+            try:
+                raw.socket.sendall(bytes([next(frame)]))
+                if raw.socket.recv(1) == b"":
+                    break
+            except TimeoutError:
+                assert time.monotonic() - began < SLOW_S_MAX, "still connected"
+            except ConnectionError:
                 break
-        except TimeoutError:
-            assert time.monotonic() - began < SLOW_S_MAX, "still connected"
-        except ConnectionError:
-            break
 
 
 # ---- logins ----
