@@ -16,8 +16,8 @@ MIB = 1 << 20
 
 def test_a_silent_peer_that_promised_heartbeats_is_closed_and_one_that_sends_them_is_kept(served, peer, name):
     with (
-        connected(served, "batch-ack;pub-sub;x-heartbeat:interval=400") as silent,
-        connected(served, "batch-ack;x-heartbeat:interval=400") as beating,
+        connected(served, "batch-ack;pub-sub;x-heartbeat:interval=1000") as silent,
+        connected(served, "batch-ack;x-heartbeat:interval=1000") as beating,
     ):
         silent.command("subscribe", destination=name)
         peer.publish(name)
@@ -42,13 +42,13 @@ def test_a_silent_peer_that_promised_heartbeats_is_closed_and_one_that_sends_the
 
 def test_who_reads_slowly_and_sends_heartbeats_is_kept_until_it_has_read_everything(served, peer, name):
     """It is not read while so much waits for it, so what it sends is not heard."""
-    extensions, count = "batch-ack:max-count=100;pub-sub;x-heartbeat:interval=400", 8
+    extensions, count = "batch-ack:max-count=100;pub-sub;x-heartbeat:interval=1000", 8
     for _ in range(count):
         peer.publish(name, b"x" * MIB)
     with connected(served, extensions, receive_buffer_bytes=4096) as slow:
         slow.command("subscribe", destination=name)
         wait_until(lambda: peer.info(name)["in-flight"] > 0, "it is delivered to")
-        with connected(served, "x-heartbeat:interval=400") as silent:
+        with connected(served, "x-heartbeat:interval=1000") as silent:
             silent.socket.settimeout(0.1)
             text = ""
             while not text:
@@ -65,7 +65,7 @@ def test_who_reads_slowly_and_sends_heartbeats_is_kept_until_it_has_read_everyth
 
 
 def test_the_broker_sends_heartbeats_when_it_has_nothing_else_to_say(served):
-    with connected(served, "x-heartbeat:interval=300") as peer:
+    with connected(served, "x-heartbeat:interval=1000") as peer:
         for _ in range(3):
             assert peer.next() == ExtensionFrame(1, b"")
             peer.write(encode_extension(1))

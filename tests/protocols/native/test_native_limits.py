@@ -223,7 +223,7 @@ def test_an_address_that_connects_too_often_is_told_and_turned_away(tmp_path):
 
 
 def test_a_silent_connection_is_let_go_and_one_that_pings_is_kept(tmp_path):
-    limit = ("--set", "native.keepalive_timeout_s=1")
+    limit = ("--set", "native.keepalive_timeout_s=2")
     with broker(tmp_path, *limit, workers=1) as running, connected(running) as silent, connected(running) as pinging:
         silent.subscribe("q")
         pinging.publish("q")

@@ -14,7 +14,7 @@ from vibemq.protocols.signalr.spec import Dialect, Encoding, MessageType
 
 BOTH = pytest.mark.parametrize("encoding", list(Encoding))
 SHORT = (
-    *("--set", "signalr.handshake_timeout_s=1"),
+    *("--set", "signalr.handshake_timeout_s=2"),
     *("--set", "signalr.keepalive_interval_s=1"),
     *("--set", "signalr.client_timeout_s=1"),
 )
@@ -22,7 +22,7 @@ SHORT = (
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Its patience is a second long."""
+    """Its patience is a second or two long."""
     with broker(tmp_path_factory.mktemp("slow") / "data", *SHORT, workers=1) as running:
         yield running
 
