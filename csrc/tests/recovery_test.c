@@ -415,6 +415,28 @@ TEST(a_log_that_somebody_died_with_or_that_failed_is_left_to_recovery)
     }
 }
 
+TEST(a_log_that_misses_what_was_committed_is_left_to_recovery)
+{
+    static const char *const names[] = {"tracking", SEGMENT_SUFFIX, INDEX_SUFFIX};
+    for (int cut = 0; cut < 2; cut++) {
+        for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+            make_log();
+            struct file_path file = file_path_name(path, names[i]);
+            if (i) file = file_path_numbered(path, l->segment, names[i]);
+            page_of_other_boot();
+            log_close(l);
+            struct stat st;
+            EXPECT_EQ(0, stat(file.text, &st));
+            EXPECT_EQ(0, cut ? truncate(file.text, st.st_size - 1) : unlink(file.text));
+            EXPECT(!log_continue(path, other_boot, &options));
+            struct recovery_report report;
+            EXPECT_OK(recovery_run(path, &options, NULL, &report, NULL));
+            EXPECT_OK(log_open(path, &l, NULL));
+            log_close(l);
+        }
+    }
+}
+
 TEST(a_log_of_neither_boot_and_a_copied_or_deleted_one_are_left_to_recovery)
 {
     char command[1400], copy[600];

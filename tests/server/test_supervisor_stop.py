@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals: ending cleanly, ending those who do not, and reading the configuration again."""
 
+import errno
 import os
 import signal
+import socket
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -11,8 +14,11 @@ from supervisor_harness import wait_until
 
 import vibemq
 import vibemq.storage.log as logs
-from vibemq.server import datadir
-from vibemq.server.supervisor import NOTED_STREAMS_MIN
+from vibemq.config import Config, Server
+from vibemq.errors import SetupError, StorageError
+from vibemq.server import datadir, stopping
+from vibemq.server.processes import fork
+from vibemq.server.stopping import NOTED_STREAMS_MIN
 from vibemq.storage.metadata import Metadata
 
 OTHER_BOOT = b"another boot...."
@@ -107,16 +113,16 @@ def test_a_stop_with_very_many_streams_is_noted_and_a_new_boot_starts_without_a_
             with open(directory / "control", "r+b") as file:
                 file.seek(8)
                 file.write(OTHER_BOOT)
-        said = lock.read_text().split()
-        if said[0] == "stopped":
-            lock.write_text(f"stopped {OTHER_BOOT.hex()} {said[2]}\n")
+        lock.write_text(lock.read_text().replace(this_boot.hex(), OTHER_BOOT.hex()))
 
+    this_boot = (directories[0] / "control").read_bytes()[8:24]
     for _ in range(2):
         broker = start().wait_ready()
         assert lock.read_text() == f"{broker.process.pid}\n"
         broker.signal(signal.SIGTERM)
         assert broker.wait() == 0
         assert "recovered" not in broker.log
+        assert lock.read_text() == f"stopped {this_boot.hex()} {vibemq.__version__}\n"
         reboot()
     broker = start().wait_ready()
     broker.end()  # killed: nothing is noted
@@ -139,3 +145,82 @@ def test_a_stop_that_another_version_noted_is_not_believed(tmp_path):
     fd, stopped = datadir.acquire(str(tmp_path))
     assert stopped == b""
     os.close(fd)
+
+
+def test_a_start_that_is_killed_right_after_it_took_the_note_away_leaves_none_to_believe(tmp_path, monkeypatch):
+    datadir.prepare(str(tmp_path))
+    fd, _ = datadir.acquire(str(tmp_path))
+    datadir.note_stop(fd)
+    os.close(fd)
+    synced = []
+
+    def fails(fd):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(datadir.os, "fsync", fails)
+    with pytest.raises(SetupError, match=f"cannot write {tmp_path}/lock: Input/output error"):
+        datadir.acquire(str(tmp_path))
+    monkeypatch.setattr(datadir.os, "fsync", synced.append)
+    fd, stopped = datadir.acquire(str(tmp_path))
+    assert stopped == b""
+    assert synced == [fd], "the page cache says that the note is gone, and the disk may not"
+    os.close(fd)
+
+
+def test_all_file_systems_that_streams_lie_on_are_put_on_the_disk(tmp_path, monkeypatch):
+    datadir.prepare(str(tmp_path))
+    synced = set()
+    monkeypatch.setattr(datadir.logs, "sync_all", lambda path: synced.add(os.stat(path).st_dev))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        assert os.stat(elsewhere).st_dev != os.stat(tmp_path).st_dev
+        (tmp_path / "streams" / "0123456789abcdef").symlink_to(elsewhere)
+        datadir.put_on_disk(str(tmp_path))
+        assert synced == {os.stat(elsewhere).st_dev, os.stat(tmp_path).st_dev}
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """Of a broker that has just stopped: its configuration, the lock's descriptor, and where its signals come."""
+    monkeypatch.setattr(stopping, "NOTED_STREAMS_MIN", 0)
+    monkeypatch.setattr(logs, "_refused", {})
+    datadir.prepare(str(tmp_path))
+    fd, _ = datadir.acquire(str(tmp_path))
+    signals, sender = socket.socketpair()
+    with signals, sender:
+        yield Config(server=Server(data_dir=str(tmp_path))), fd, signals, sender
+    os.close(fd)
+
+
+def test_a_disk_that_takes_not_all_leaves_the_stop_unnoted(stopped, tmp_path, monkeypatch, caplog):
+    def fails(path):
+        raise StorageError("ERR_IO", f"{path}: input/output error")
+
+    config, fd, signals, _ = stopped
+    monkeypatch.setattr(datadir.logs, "sync_all", fails)
+    with caplog.at_level("INFO"):
+        stopping.note_stop(config, fd, signals)
+    assert "the next start will look at every stream" in caplog.text
+    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_another_signal_to_end_is_not_kept_waiting_by_a_slow_disk(stopped, tmp_path, monkeypatch):
+    config, fd, signals, sender = stopped
+    ours, theirs = os.pipe()
+    pids = []
+
+    def forked(*how):
+        pids.append(fork(*how))
+        return pids[0]
+
+    def until_we_end_it(path):
+        os.close(theirs)
+        os.read(ours, 1)
+
+    monkeypatch.setattr(stopping, "fork", forked)
+    monkeypatch.setattr(datadir.logs, "sync_all", until_we_end_it)
+    sender.send(bytes([signal.SIGTERM]))
+    stopping.note_stop(config, fd, signals)
+    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+    os.close(theirs)
+    os.close(ours)
+    assert os.waitpid(pids[0], 0)[1] == 0

@@ -17,6 +17,7 @@ import time
 import vibemq
 from vibemq.errors import AlreadyRunning, ConfigError, SetupError
 from vibemq.storage import identity, ownership
+from vibemq.storage import log as logs
 
 WAIT_S = 5.0  # workers notice their supervisor's death within a second and then finish what is in flight
 _POLL_S = 0.02
@@ -94,25 +95,42 @@ def acquire(path: str) -> tuple[int, bytes]:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
-        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        holder = holder if holder.isdecimal() else "unknown"
         if deadline is None:
             deadline = time.monotonic() + WAIT_S
             said = "%s is in use by pid %s or its workers; waiting up to %g s for them to end"
             log.warning(said, path, holder, WAIT_S)
         if time.monotonic() > deadline:
             os.close(fd)
-            gone = "" if os.path.exists(f"/proc/{holder}") else " (which has ended, but a worker of it has not)"
+            gone = (
+                ""
+                if not holder.isdecimal() or os.path.exists(f"/proc/{holder}")
+                else " (which has ended, but a worker of it has not)"
+            )
             raise AlreadyRunning(
                 f"the data directory {path} is in use by the broker with pid {holder}{gone}",
                 hint="stop that broker first, or give this one its own --data-dir",
             )
         time.sleep(_POLL_S)  # flock has no timeout, and a signal must still be able to end us
-    stopped = _STOPPED.fullmatch(os.pread(fd, 128, 0).decode(errors="replace"))
-    _write(fd, f"{os.getpid()}\n")
-    if stopped is None:
-        return fd, b""
-    os.fsync(fd)  # what a power cut leaves from now on was not stopped
-    return fd, bytes.fromhex(stopped[1])
+    try:
+        stopped = _STOPPED.fullmatch(os.pread(fd, 128, 0).decode(errors="replace"))
+        _write(fd, f"{os.getpid()}\n")
+    except OSError as problem:
+        os.close(fd)
+        raise SetupError(f"cannot write {path}/lock: {problem.strerror}", hint="look at the disk") from None
+    return fd, b"" if stopped is None else bytes.fromhex(stopped[1])
+
+
+def put_on_disk(path: str) -> None:
+    """All of the data directory, on whatever file systems its parts are.  Raises OSError, StorageError."""
+    streams = f"{path}/streams"
+    devices = {os.stat(each).st_dev: each for each in (path, streams)}
+    with os.scandir(streams) as entries:
+        for entry in entries:
+            devices.setdefault(entry.stat().st_dev, entry.path)
+    for each in devices.values():
+        logs.sync_all(each)
 
 
 def note_stop(fd: int) -> None:
@@ -120,12 +138,13 @@ def note_stop(fd: int) -> None:
     with open(BOOT_ID) as file:
         boot_id = file.read().strip().replace("-", "")
     _write(fd, f"stopped {boot_id} {vibemq.__version__}\n")
-    os.fsync(fd)
 
 
 def _write(fd: int, text: str) -> None:
+    """For a power cut, too: whatever was noted before counts no more from here on."""
     os.ftruncate(fd, 0)
     os.pwrite(fd, text.encode(), 0)
+    os.fsync(fd)
 
 
 def require_unserved(path: str) -> None:

@@ -22,7 +22,11 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "broker_ready": ("ready: %d workers, %s, data in %s",),
     "broker_stopping": ("%s: stopping; workers have %g s to finish",),
     "stop_syncs": ("%d streams: all is put on the disk, for the next start not to look at each",),
-    "stop_not_noted": ("the next start will look at every stream: all cannot be put on the disk now: %s",),
+    "stop_not_noted": (
+        "%s cannot be put on the disk as a whole: %s",
+        "the next start will look at every stream: not all could be put on the disk now",
+        "the next start will look at every stream: the stop cannot be noted: %s",
+    ),
     "broker_stopped": ("stopped",),
     "advertised_address": ("stream clients are told to connect to %s",),
     "ready_line_not_written": ("the ready line could not be written to standard output: %s",),

@@ -43,10 +43,6 @@ class ServiceManager:
     def stopping(self, why: str) -> None:
         self._tell("STOPPING=1", f"STATUS=stopping: {why}")
 
-    def stopping_for(self, most_s: float) -> None:
-        """It takes longer, so long at most."""
-        self._tell(f"EXTEND_TIMEOUT_USEC={int(most_s * 1e6)}", "WATCHDOG=1")
-
     def feed(self, now_s: float, *, is_well: bool) -> None:
         """When it is ``due``."""
         self.due = now_s + self.interval_s / FEEDS_PER_INTERVAL

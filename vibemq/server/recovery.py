@@ -108,8 +108,9 @@ def _at_a_time(
 def _recover(
     record: StreamRecord, options: Mapping[str, Any], once: "logs.SyncOnce", stopped: bytes
 ) -> "logs.RecoveryReport | None":
-    # What a queue has settled is no part of its log, and what a transaction has staged is few.
-    is_plain = record.queue is None and record.vhost != STAGING
+    # What a queue has settled is no part of its log, the store may have more of one than the disk, and what a
+    # transaction has staged is few.
+    is_plain = record.queue is None and record.vhost != STAGING and record.durability != "remote"
     if stopped and is_plain and logs.resume(record.directory, stopped, **options):
         return None
     if record.vhost == STAGING:

@@ -31,7 +31,7 @@ from vibemq.broker.alarms import Conditions, MemoryWatch
 from vibemq.broker.disk import Reserve
 from vibemq.broker.limits import ROWS
 from vibemq.config import WORKERS_MAX, Config, OAuth, Tls
-from vibemq.errors import ConfigError, StorageError, VibeMQError
+from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import datadir, handover, housekeeping, listeners, logs, recovery
 from vibemq.server.context import DEPOSED, Context, Run, World, seats
@@ -40,7 +40,7 @@ from vibemq.server.notify import ServiceManager
 from vibemq.server.opening import open_bucket
 from vibemq.server.processes import OUR_SIGNALS, Process, begin_as_init, reap_strangers
 from vibemq.server.rolling import RollingRestart
-from vibemq.storage import log as log_files
+from vibemq.server.stopping import note_stop
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters, shared
 
@@ -58,10 +58,6 @@ DEPOSED_END_S = 3.0
 ARCHIVER_END_S = 15.0
 #: How long the admin process may finish answers after the last worker has ended.
 ADMIN_END_S = 2.0
-#: So many streams are looked at in a second, also by a machine that was started anew.
-NOTED_STREAMS_MIN = 4096
-#: How long the service manager is to wait until all is on the disk.
-SYNC_MAX_S = 120.0
 #: timeout(1) and service managers send SIGTERM to a process and then to its group: that is one request.
 ONE_REQUEST_S = 1.0
 LEVELS = ("debug", "info", "warning", "error")
@@ -262,7 +258,8 @@ class Supervisor:
     def _recover(self, metadata: Metadata, reserve: Reserve) -> None:
         store, of_queues = self.config.store, self.config.queues.segment_size_bytes
         sizes = store.segment_size_bytes, of_queues, store.chunk_messages_max, self.config.local_limits
-        recovery.recover_all(metadata, *sizes, reserve=reserve, stopped=self.stopped)
+        stopped = b"" if self.config.remote.url else self.stopped  # the store may have more than the disk
+        recovery.recover_all(metadata, *sizes, reserve=reserve, stopped=stopped)
         metadata.close()  # a connection must not cross a fork
         self.housekeeper = housekeeping.Housekeeper(
             metadata, store.retention_interval_s, store.segment_size_bytes, store.chunk_messages_max,
@@ -386,26 +383,12 @@ class Supervisor:
             self._due(time.monotonic())
             say_due()
         say_rest()
-        if self.deposed:
-            log.info("stopped")
-            return DEPOSED
-        if self.announced:
-            self._note_stop()
+        if self.announced and not self.deposed:
+            note_stop(self.config, self.lock_fd, self.signals_read)
         log.info("stopped")
+        if self.deposed:
+            return DEPOSED
         return 1 if self.killed or self.failed else 0
-
-    def _note_stop(self) -> None:
-        """What is in memory is written now, where that spares the next start a look at very many logs."""
-        count = len(os.listdir(f"{self.data_dir}/streams"))
-        if count < NOTED_STREAMS_MIN or log_files.are_refused():
-            return
-        log.info("%d streams: all is put on the disk, for the next start not to look at each", count)
-        self.manager.stopping_for(SYNC_MAX_S)
-        try:
-            log_files.sync_all(self.data_dir)
-            datadir.note_stop(self.lock_fd)
-        except (OSError, StorageError) as problem:
-            log.warning("the next start will look at every stream: all cannot be put on the disk now: %s", problem)
 
     def _timeout_s(self) -> float:
         times = [

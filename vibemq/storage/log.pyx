@@ -159,7 +159,7 @@ def recover(str directory, SyncOnce once=None, **options) -> RecoveryReport:
 
 
 def resume(str directory, bytes boot_id, **options) -> bool:
-    """Instead of recover, where the last broker has ended in order in boot ``boot_id`` (16 bytes) with all on the disk.
+    """Instead of recover, where the last broker noted its stop in boot ``boot_id`` (16 bytes): all is on the disk.
 
     False: this log must be recovered.
     """
