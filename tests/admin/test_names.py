@@ -48,7 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         options = config.load(environ={}, overrides={})
         catalog = Catalog(options, SimpleNamespace(metadata=metadata, helpers=None))  # type: ignore[arg-type]
         metadata.add_vhost(OLD)
-        metadata.set_policy("/", OLD, "^nothing$", {"max-age": "1D"})
+        metadata.set_policy("/", OLD, "^nothing$", {"max-age": "1D", "dead-letter-routing-key": OLD})
         catalog.create_super_stream(OLD, OLD, [OLD], ["k"], {}, by=SOMEBODY)
         catalog.create_queue("/", OLD, {}, by=SOMEBODY)
         catalog.create_queue(

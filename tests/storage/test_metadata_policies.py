@@ -135,6 +135,20 @@ def test_what_no_policy_can_say(metadata, changes, said):
     assert metadata.policies() == []
 
 
+def test_a_dead_letter_queue_that_no_address_can_hold_may_stay_in_a_policy_but_not_come_into_one(metadata, monkeypatch):
+    letters = {"dead-letter-routing-key": ".."}
+    with monkeypatch.context() as older:
+        older.setattr("vibemq.storage.names.NO_ADDRESS", ())
+        metadata.set_policy("/", "old", "^jobs", letters)
+    assert not metadata.set_policy("/", "old", "^jobs", letters)
+    assert not metadata.set_policy("/", "old", "^tasks", {**letters, "max-length": 5}, 3)
+    kept = PolicyRecord("/", "old", "^tasks", {**letters, "max-length": 5}, 3, "all")
+    for name, other in (("old", "."), ("new", "..")):
+        with pytest.raises(UserError, match="take it for a folder"):
+            metadata.set_policy("/", name, "^jobs", {"dead-letter-routing-key": other})
+    assert metadata.policies() == [kept]
+
+
 def test_a_queues_options_are_those_of_the_policy_over_its_own(metadata):
     own = {"max_messages": 9, "overflow": 2, "message_ttl_ms": 7}
     queue = metadata.create_stream("/", "jobs", {}, "os", 10, queue=own)

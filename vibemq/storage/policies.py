@@ -160,6 +160,9 @@ class Policies(Vhosts):
             had = self.find_policy(vhost, name)
             if had is None:
                 require_address("policy", name)
+            letters = definition.get(DEAD_LETTER_ROUTING_KEY)  # a queue that would be made
+            if letters is not None and (had is None or letters != had.definition.get(DEAD_LETTER_ROUTING_KEY)):
+                require_address(DEAD_LETTER_ROUTING_KEY, str(letters))
             record = PolicyRecord(vhost, name, wanted, dict(definition), priority, apply_to)  # type: ignore[arg-type]
             POLICIES.insert(db, record, how="INSERT OR REPLACE")
             db.execute("UPDATE accounts SET policy_changes = policy_changes + 1")
@@ -239,7 +242,6 @@ def _check(key: str, value: object) -> None:
         fits = isinstance(value, str) and value.isprintable() and len(value.encode()) <= NAME_SIZE_MAX_BYTES
         is_name = fits and (value or key == DEAD_LETTER_EXCHANGE)
         needed = "" if is_name else f"the name of a queue, of at most {NAME_SIZE_MAX_BYTES} bytes,"
-        require_address(key, str(value))  # a queue that would be made for it
     if needed:
         raise UserError(f"{key} is {value!r}: {needed} is needed")
 
