@@ -62,11 +62,12 @@ def test_all_that_a_released_version_kept_is_there_and_goes_on(archive, tmp_path
     assert granted.pattern == "jobs*" and len(granted.operations) == 1
     (policy,) = metadata.policies()
     assert (policy.name, policy.pattern, policy.definition) == ("week", "^events$", {"max-age": "7D"})
-    if archive.name != "0.1.0.tar.gz":
-        assert metadata.limits_of("user", "guest") == json.loads(LIMITS)
-        with pytest.raises(LimitExceeded, match="at most 50"):
-            for number in range(51):
-                metadata.create_stream("/", f"more-{number}", {}, "os", 1000, user="guest")
+    # 0.1.0 had no table for limits of guest, who has no row among the users.
+    assert metadata.limits_of("user", "guest") == ({} if archive.name == "0.1.0.tar.gz" else json.loads(LIMITS))
+    metadata.set_limits("user", "guest", json.loads(LIMITS))
+    with pytest.raises(LimitExceeded, match="at most 50"):
+        for number in range(51):
+            metadata.create_stream("/", f"more-{number}", {}, "os", 1000, user="guest")
     metadata.close()
 
 
