@@ -3,6 +3,7 @@
 
 import gzip
 import json
+import os
 import re
 import select
 import socket
@@ -27,9 +28,15 @@ LOGIN = "Authorization: Basic Z3Vlc3Q6Z3Vlc3Q="
 LARGEST = b'{"x": "' + b"x" * (BODY_BYTES_MAX - 9) + b'"}'
 
 
+#: A body that is to take room does so until its sender goes, however slow the machine is.
+PATIENT = "from vibemq.admin import bodies\nbodies.BODY_S = 86400.0\n"
+
+
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    with broker(tmp_path / "data", workers=1) as running:
+    (tmp_path / "sitecustomize.py").write_text(PATIENT)
+    through = ("env", os.pathsep.join((f"PYTHONPATH={tmp_path}", ENVIRONMENT["PYTHONPATH"])))
+    with broker(tmp_path / "data", workers=1, through=through) as running:
         yield running
 
 
