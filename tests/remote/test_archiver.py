@@ -60,7 +60,7 @@ def failing(monkeypatch, times: int) -> None:
 def restored(world: World, data: Path) -> dict[str, tuple[int, int]]:
     data.mkdir(exist_ok=True)
     identity.make(str(data))
-    asyncio.run(opening.open_bucket(world.configuration(str(data)), anybody))
+    asyncio.run(opening.open_bucket(world.configuration(str(data)), anybody, anybody))
     metadata = Metadata(str(data / "meta.db"))
     world.recover(metadata)
     found = {record.name: next_offset(record.directory) for record in metadata.streams()}
@@ -126,7 +126,7 @@ def test_who_was_superseded_hears_it_from_the_process_that_opens_the_bucket(worl
 
     monkeypatch.setattr(opening, "open_bucket", refuse)
     with pytest.raises(Superseded, match="another one is there") as said:
-        server_opening.open_bucket(world.configuration(), anybody)
+        server_opening.open_bucket(world.configuration(), anybody, anybody)
     assert (said.value.hint, said.value.exit_code) == ("start with an empty directory", 3)
 
 
@@ -140,7 +140,7 @@ def test_a_damaged_stub_is_made_again_before_recovery_begins_the_log_behind_it(w
     before = oldest.read_bytes()
     flip(oldest, 20)
     other_boot(Path(world.data))
-    asyncio.run(opening.open_bucket(world.configuration(), anybody))
+    asyncio.run(opening.open_bucket(world.configuration(), anybody, anybody))
     world.recover()
     assert oldest.read_bytes() == before
     assert next_offset(str(world.directory("tiered")))[0] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from running import ENVIRONMENT, Running, broker, resident_bytes, wait_until, wr
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import RequestFailed, Superseded, VibeMQError
 from vibemq.remote.bucket import PART_BYTES, PARTS_AT_A_TIME
+from vibemq.storage.metadata import Metadata
 
 pytest.importorskip("obstore", reason="needs the extra remote")
 pytestmark = pytest.mark.timeout(120)
@@ -398,6 +400,76 @@ def test_a_user_whom_no_snapshot_knows_yet_lets_a_restored_broker_listen_to_othe
         subprocess.run([sys.executable, "-m", "vibemq.cli", *words], env=ENVIRONMENT, check=True)
     with serving(tmp_path / "new", faulty, server__host="0.0.0.0") as running:
         assert running.worker_pids()
+
+
+def users_in(folder: Path) -> list[tuple[str, bool]]:
+    metadata = Metadata(str(folder / "meta.db"))
+    found = [(user.name, user.is_superuser) for user in metadata.users()]
+    metadata.close()
+    return found
+
+
+@pytest.mark.parametrize("disk", ["old", "new"])
+def test_the_superuser_of_the_configuration_comes_into_a_bucket_that_began_without_one(tmp_path, faulty, disk):
+    with serving(tmp_path / "old", faulty):
+        pass
+    other_machines = {"server__host": "0.0.0.0"}
+    with lost(tmp_path / disk, faulty, native__superuser_password="a-password-of-it", **other_machines):
+        assert users_in(tmp_path / disk) == [("vibemq", True)]
+    with serving(tmp_path / "another", faulty, **other_machines):
+        assert users_in(tmp_path / "another") == [("vibemq", True)]
+
+
+def test_a_superuser_whose_creation_was_not_answered_is_there_once_at_the_next_start(tmp_path, faulty):
+    with serving(tmp_path / "data", faulty):
+        pass
+    trouble = faulty.cut_after("PUT", "meta/")
+    password = {"native__superuser_password": "a-password-of-it"}
+    serve = [sys.executable, "-m", "vibemq.cli", "serve", "--data-dir", str(tmp_path / "data")]
+    failed = subprocess.run(
+        [*faulty.through, *serve, *flags(faulty, **password)], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert failed.returncode == 1 and trouble.met and "Traceback" not in failed.stderr, failed.stderr
+    faulty.up()
+    with serving(tmp_path / "data", faulty, **password):
+        assert users_in(tmp_path / "data") == [("vibemq", True)]
+    assert len([key for key in faulty.keys("meta/") if "snapshot" not in key]) == 1
+
+
+def test_a_user_who_was_published_by_a_broker_that_could_not_commit_lets_it_listen_to_other_machines(tmp_path, faulty):
+    data, before = tmp_path / "data", tmp_path / "before"
+    with serving(data, faulty):
+        pass
+    before.mkdir()
+    for file in data.glob("meta.db*"):
+        shutil.copy(file, before)
+    with lost(data, faulty):
+        words = ["ctl", "add_user", "ada", "a-password-of-ada", "--data-dir", str(data)]
+        subprocess.run([sys.executable, "-m", "vibemq.cli", *words], env=ENVIRONMENT, check=True)
+    for file in data.glob("meta.db*"):
+        file.unlink()
+    for file in before.iterdir():
+        shutil.copy(file, data)
+    assert users_in(data) == []
+    with serving(data, faulty, server__host="0.0.0.0"):
+        assert [name for name, _ in users_in(data)] == ["ada"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--host=0.0.0.0"], "listen on 127.0.0.1, make one with `vibemq users add NAME --data-dir {}` while it runs"),
+        (["--set=remote.url=", "--set=store.durability=os", "--set=native.superuser_password=a-password-of-it"],
+         "set remote.url as it was, or leave native.superuser_password out"),
+    ],
+    ids=["other machines", "no store"],
+)  # fmt: skip
+def test_a_start_without_users_says_how_a_broker_with_a_bucket_gets_some(tmp_path, faulty, words, said):
+    with serving(tmp_path / "data", faulty):
+        pass
+    serve = [sys.executable, "-m", "vibemq.cli", "serve", "--data-dir", str(tmp_path / "data"), *flags(faulty)]
+    refused = subprocess.run([*faulty.through, *serve, *words], env=ENVIRONMENT, capture_output=True, text=True)
+    assert refused.returncode != 0 and said.format(tmp_path / "data") in refused.stderr, refused.stderr
 
 
 def test_a_broker_that_was_stopped_while_another_took_over_does_not_confirm_what_it_sends(tmp_path, faulty, capfd):

@@ -49,11 +49,16 @@ class Hashes(NamedTuple):
     verifier: str  # of access.proofs, for who proves to know it
 
 
-def hash_password(password: str, password_min: int = PASSWORD_CHARACTERS_MIN) -> Hashes:
-    """Blocks for some 150 ms.  Raises UserError when the password is too short or too long."""
+def check_password(password: str, password_min: int = PASSWORD_CHARACTERS_MIN) -> None:
+    """Raises UserError when a new password is too short or too long."""
     if not password_min <= len(password) <= PASSWORD_CHARACTERS_MAX:
         characters = "1 character" if len(password) == 1 else f"{len(password)} characters"
         raise UserError(f"the password has {characters}; {password_min} to {PASSWORD_CHARACTERS_MAX} are needed")
+
+
+def hash_password(password: str, password_min: int = PASSWORD_CHARACTERS_MIN) -> Hashes:
+    """Blocks for some 150 ms.  Raises UserError, as check_password."""
+    check_password(password, password_min)
     return Hashes(_hasher().hash(password.encode(errors="surrogatepass")), make_verifier(password).encode())
 
 

@@ -29,10 +29,18 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from vibemq.access import proofs
-from vibemq.access.passwords import NO_PASSWORD, NOBODY, PASSWORD_CHARACTERS_MIN, hash_password, verified
+from vibemq.access.passwords import (
+    NO_PASSWORD,
+    NOBODY,
+    PASSWORD_CHARACTERS_MIN,
+    check_password,
+    hash_password,
+    verified,
+)
 from vibemq.errors import ConfigError, UserError
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.names import require_address
 from vibemq.storage.records import UserRecord
 from vibemq.storage.users import GUEST as GUEST
 
@@ -236,6 +244,11 @@ def ensure_superuser(metadata: Metadata, name: str, password: str) -> bool:
     The password counts this once: a superuser's own later change must not be undone by an old
     setting.  A user of that name becomes the superuser, with this password.  Raises ConfigError.
     """
+    return lacks_superuser(metadata, name, password) and metadata.add_first_superuser(name, *hash_password(password))
+
+
+def lacks_superuser(metadata: Metadata, name: str, password: str) -> bool:
+    """Would ``ensure_superuser`` make one?  Raises ConfigError where it could not."""
     if metadata.has_superuser():
         return False
     if not password:
@@ -245,9 +258,12 @@ def ensure_superuser(metadata: Metadata, name: str, password: str) -> bool:
         )
     try:
         _check_name(name)
-        return metadata.add_first_superuser(name, *hash_password(password))
+        if not metadata.has_user(name):
+            require_address("user", name)
+        check_password(password)
     except UserError as problem:
         raise ConfigError(f"the superuser of the configuration: {problem}", hint=problem.hint) from None
+    return True
 
 
 def check_native_name(name: str) -> None:

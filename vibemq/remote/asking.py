@@ -48,12 +48,16 @@ def ask(
     return answer
 
 
+def change_body(changes: Changes) -> str:
+    """A number of its own tells its author from others who made the same change."""
+    return json.dumps({"writer": secrets.token_hex(16), "changes": changes}, sort_keys=True)
+
+
 def publisher(data_dir: str) -> Callable[[int, Changes], None]:
     """What `Metadata.publish` is to be: changes are made objects of the bucket by the archiver.  Blocks."""
 
     def publish(number: int, changes: Changes) -> None:
-        # A number of its own tells its author from others who made the same change.
-        body = json.dumps({"writer": secrets.token_hex(16), "changes": changes}, sort_keys=True)
+        body = change_body(changes)
         try:
             answer = ask(data_dir, "change", number=number, body=body)
         except RemoteError as problem:

@@ -63,7 +63,7 @@ class Epochs:
         ``goes_on``: with what lies in the data directory, and not with what is restored afterwards.  Raises Outdated.
         """
         if goes_on:
-            await self._check_newest()  # lest it ends one that does better
+            await self.check_newest()  # lest it ends one that does better
         there = [found.key.rpartition("/")[2] for found in await self.bucket.listed(f"brokers/{self.name}/")]
         numbers = [int(name) for name in there if name.isdigit()]
         done = max((int(name.partition(".")[0]) for name in there if name.endswith(SEALED)), default=1)
@@ -80,7 +80,7 @@ class Epochs:
         for earlier in range(done, epoch):
             await self._seal(earlier, epoch)
         if goes_on:
-            await self._check_newest()  # one that had begun when this did has confirmed what it ever will
+            await self.check_newest()  # one that had begun when this did has confirmed what it ever will
         await self.bucket.create(epoch_key(self.name, epoch) + SEALED, Kind.EPOCH, body)
         old = [name for name in there if int(name.partition(".")[0]) <= epoch - KEPT]
         await self.bucket.delete([f"brokers/{self.name}/{name}" for name in old])
@@ -95,8 +95,8 @@ class Epochs:
         newest = max(keys)
         return {**from_json(newest, await self.bucket.read(newest, Kind.EPOCH)), "broker": self.name, "epoch": newest}
 
-    async def _check_newest(self) -> None:
-        """Raises Outdated."""
+    async def check_newest(self) -> None:
+        """Raises Outdated where another data directory has been this broker."""
         keys = [found.key for found in await self.bucket.listed(f"brokers/{self.name}/")]
         newest = max((key for key in keys if key.endswith(SEALED)), default=None)
         if newest is None:

@@ -3,10 +3,10 @@
 
 It reads like this. **whose**: the data directory belongs to the bucket's cluster, or is empty and is to be that
 broker again, or the bucket is empty and is theirs from now on; anything else is refused before a byte is written.
-**allowed**: what the start needs of the metadata, users where other machines can come in, is there.
-**alone**: an epoch is taken and all before it are sealed, so what lies in the bucket now is all that was ever
-confirmed. **metadata**: restored from the newest snapshot, and brought up to the last change. **logs**: see
-restoring.py.
+**metadata**: restored from the newest snapshot, and brought up to the last change. **allowed**: what the start needs of
+it, users where other machines can come in, is there. **alone**: an epoch is taken and all before it are sealed, so what
+lies in the bucket now is all that was ever confirmed. **made**: what the configuration says is to be in the metadata.
+**logs**: see restoring.py.
 """
 
 import asyncio
@@ -21,10 +21,12 @@ import zstandard
 
 from vibemq.config import Config
 from vibemq.errors import ConfigError, RemoteError, Superseded
+from vibemq.remote.asking import change_body
 from vibemq.remote.bucket import Bucket, Missing, Taken
 from vibemq.remote.epochs import Epochs, Outdated
 from vibemq.remote.objects import FORMAT_KEY, Damaged, Kind, change_key, from_json, snapshot_key, to_json
 from vibemq.remote.restoring import HARMED, restore_logs
+from vibemq.storage.changes import Changes, NumberTaken
 from vibemq.storage.metadata import Metadata, restore
 
 #: A store that does not answer for so long keeps the broker from starting: who supervises it tries again.
@@ -40,27 +42,29 @@ RESTORING = "restoring"
 log = logging.getLogger("vibemq.remote")
 
 
-async def open_bucket(config: Config, require: Callable[[Metadata], None]) -> int:
+async def open_bucket(config: Config, require: Callable[[Metadata], None], make: Callable[[Metadata], None]) -> int:
     """Returns the epoch that the archiver begins with.  Raises ConfigError, Superseded, RemoteError, StorageError.
 
     ``require`` is shown the metadata that the broker would begin with, before this takes the place of another broker,
-    and raises where it may not.
+    and raises where it may not.  ``make`` changes what is missing of it, afterwards.
     """
     bucket = Bucket(config.remote)
     cluster = await _patiently(bucket)
     path = os.path.join(config.data_path, "meta.db")
     metadata = Metadata(path)
     goes_on = await _own(config, bucket, cluster, metadata, path, require)
-    if not goes_on:
-        await catch_up(bucket, metadata)  # the snapshot may be older than all users
-    require(metadata)
     epochs = Epochs(bucket, config.remote.name, config.data_path)
     try:
+        if goes_on:
+            await epochs.check_newest()  # what others changed is nothing to one that may not go on
+        await catch_up(bucket, metadata)  # users may be newer than a snapshot, or than what a killed broker committed
+        require(metadata)
         epoch = await epochs.take(goes_on)
     except Outdated as problem:
         raise Superseded(str(problem), hint=problem.hint) from None
     await catch_up(bucket, metadata)
     await _snapshot(bucket, metadata)
+    await _make(bucket, metadata, make)
     half_made = os.path.join(config.data_path, RESTORING)
     harmed = await restore_logs(bucket, epochs, metadata, os.path.exists(half_made), config.remote.puts_max)
     if harmed:
@@ -70,6 +74,30 @@ async def open_bucket(config: Config, require: Callable[[Metadata], None]) -> in
     with contextlib.suppress(FileNotFoundError):
         os.unlink(half_made)
     return epoch
+
+
+async def _make(bucket: Bucket, metadata: Metadata, make: Callable[[Metadata], None]) -> None:
+    """``make`` changes the metadata, on a thread: the loop puts the changes into the bucket, for no archiver lives."""
+    loop = asyncio.get_running_loop()
+
+    async def create(number: int, body: bytes) -> None:
+        key = change_key(number)
+        try:
+            await bucket.create(key, Kind.CHANGE, body)
+        except Taken:
+            raise NumberTaken(number, from_json(key, await bucket.read(key, Kind.CHANGE))) from None
+
+    def publish(number: int, changes: Changes) -> None:
+        asyncio.run_coroutine_threadsafe(create(number, change_body(changes).encode()), loop).result()
+
+    def work() -> None:
+        try:
+            make(metadata)
+        finally:
+            metadata.close()  # this thread's connection
+
+    metadata.publish = publish
+    await asyncio.to_thread(work)
 
 
 async def _patiently(bucket: Bucket) -> str:
@@ -105,7 +133,7 @@ async def _own(
         return not os.path.exists(os.path.join(config.data_path, RESTORING))
     newest = await newest_snapshot(bucket)
     if newest is None:
-        require(metadata)  # while what is missing can still be made here; the bucket begins with it
+        require(metadata)  # while `vibemq users add` needs no broker that runs; the bucket begins with what there is
         metadata.own_all(name, 1)
         metadata.bind(cluster, name)
         log.info("%s is the bucket of %s from now on, cluster %s", config.remote.url, config.data_path, cluster)

@@ -18,15 +18,15 @@ from vibemq.storage.metadata import Metadata
 KINDS = {kind.__name__: kind for kind in (Superseded, ConfigError, RemoteError)}
 
 
-def open_bucket(config: Config, require: Callable[[Metadata], None]) -> int:
+def open_bucket(config: Config, require: Callable[[Metadata], None], make: Callable[[Metadata], None]) -> int:
     """Returns the epoch that the archiver begins with.  Raises one of KINDS with what that process has to say.
 
-    ``require(metadata)`` may refuse the start by raising one: before this broker takes the place of another. It runs in
-    that process.
+    ``require(metadata)`` may refuse the start by raising one: before this broker takes the place of another.
+    ``make(metadata)`` may change it, afterwards.  They run in that process.
     """
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     ours = os.getpid()
-    pid = fork("opening", lambda: os.close(read_end), lambda: _run(config, require, write_end, ours))
+    pid = fork("opening", lambda: os.close(read_end), lambda: _run(config, require, make, write_end, ours))
     os.close(write_end)
     with open(read_end, "rb") as pipe:
         answer = json.loads(pipe.read() or "{}")
@@ -37,12 +37,14 @@ def open_bucket(config: Config, require: Callable[[Metadata], None]) -> int:
     raise KINDS[answer.get("kind", "RemoteError")](said, hint=answer.get("hint", ""))
 
 
-def _run(config: Config, require: Callable[[Metadata], None], pipe: int, parent_pid: int) -> int:
+def _run(
+    config: Config, require: Callable[[Metadata], None], make: Callable[[Metadata], None], pipe: int, parent_pid: int
+) -> int:
     opening = importlib.import_module("vibemq.remote.opening")
 
     async def open_it() -> int:
         watch = asyncio.create_task(ends_with(parent_pid, grace_s=0.0))
-        epoch: int = await opening.open_bucket(config, require)
+        epoch: int = await opening.open_bucket(config, require, make)
         watch.cancel()
         return epoch
 

@@ -154,9 +154,10 @@ class Supervisor:
         metadata = Metadata(datadir.metadata_path(self.data_dir))
         self._bind()  # before the bucket is opened, which deposes whoever has these ports and the same bucket
         if self.config.remote.url:  # which looks at the users as soon as it knows which, and then deposes others
-            self.epoch = open_bucket(self.config, self._require_users)
+            self.epoch = open_bucket(self.config, self._require_users, self._make_superuser)
         else:
             self._require_users(metadata)
+            self._make_superuser(metadata)
         if self.config.server.user:
             metadata.close()
             datadir.drop_privileges(self.config.server.user, self.data_dir)
@@ -184,21 +185,38 @@ class Supervisor:
         return ports
 
     def _require_users(self, metadata: Metadata) -> None:
-        """Those of the configuration are made.  Raises ConfigError where other machines could come in as guest."""
+        """Raises ConfigError where other machines could come in as guest, or a superuser is wanted and cannot be."""
+        from vibemq.access.users import lacks_superuser
+
+        name, password = self.config.native.superuser_name, self.config.native.superuser_password
+        makes_one, is_bound = password and lacks_superuser(metadata, name, password), metadata.binding() is not None
+        if makes_one and is_bound and not self.config.remote.url:
+            raise ConfigError(
+                f"superuser {name!r} of the configuration cannot be made: {self.data_dir} belongs to a bucket, where "
+                "users are made first, and remote.url does not say which",
+                hint="set remote.url as it was, or leave native.superuser_password out",
+            )
+        hosts = [self.config.server.host, *([self.config.admin.host] if self.config.admin.enabled else [])]
+        for host in hosts:
+            _, address = listeners.resolve(host)
+            has_users = makes_one or metadata.users() or self.config.oauth.jwks
+            if not listeners.is_loopback(address) and not has_users:
+                add = f"make one with `vibemq users add NAME --data-dir {self.data_dir}`"
+                raise ConfigError(
+                    f"refusing to listen on {host}: other machines can reach it, "
+                    "and no user with a password of its own exists",
+                    # Of a bucket's broker users are made through the archiver.
+                    hint=f"set native.superuser_password; or listen on 127.0.0.1, {add} while it runs, and start again"
+                    if is_bound
+                    else f"{add}, or listen on 127.0.0.1",
+                )
+
+    def _make_superuser(self, metadata: Metadata) -> None:
         from vibemq.access.users import ensure_superuser
 
         name, password = self.config.native.superuser_name, self.config.native.superuser_password
         if password and ensure_superuser(metadata, name, password):
             log.info("user %r is the superuser, with the password of the configuration", name)
-        hosts = [self.config.server.host, *([self.config.admin.host] if self.config.admin.enabled else [])]
-        for host in hosts:
-            _, address = listeners.resolve(host)
-            if not listeners.is_loopback(address) and not metadata.users() and not self.config.oauth.jwks:
-                raise ConfigError(
-                    f"refusing to listen on {host}: other machines can reach it, "
-                    "and no user with a password of its own exists",
-                    hint=f"make one with `vibemq users add NAME --data-dir {self.data_dir}`, or listen on 127.0.0.1",
-                )
 
     def _require_bucket(self) -> None:
         """Raises ConfigError where options ask for more of an object store than there is."""
