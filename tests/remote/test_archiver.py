@@ -15,13 +15,14 @@ from test_damage import other_boot
 
 import vibemq.server.archiver as process
 from vibemq import config
-from vibemq.errors import StorageError, Superseded
+from vibemq.errors import ConfigError, StorageError, Superseded
 from vibemq.remote import archiver as archiver_module
 from vibemq.remote import opening, restoring
 from vibemq.remote.archiver import Archiver
 from vibemq.remote.bucket import Away, Bucket
 from vibemq.remote.epochs import Epochs, WriteAheadObject
 from vibemq.remote.followed import CARRIED_BYTES_MAX, Followed
+from vibemq.remote.objects import change_key
 from vibemq.remote.write_ahead import Object
 from vibemq.server import opening as server_opening
 from vibemq.storage import cold, identity, shm
@@ -84,6 +85,30 @@ def test_a_start_that_has_waited_for_long_enough_fails_and_the_next_one_has_ever
         with pytest.raises(Away):
             restored(world, data)
     assert restored(world, data)["events"] == (0, COUNT)
+
+
+def test_a_restore_that_was_refused_begins_anew_when_changes_behind_its_snapshot_have_gone(
+    world, tmp_path, monkeypatch, at_once
+):
+    def refuse(_: Metadata) -> None:
+        raise ConfigError("not with these users")
+
+    monkeypatch.setattr(opening, "SNAPSHOT_EACH", 1)
+    data, meta = tmp_path / "other", tmp_path / "w/bucket/meta"
+    data.mkdir()
+    identity.make(str(data))
+    with pytest.raises(ConfigError, match="not with these users"):
+        asyncio.run(opening.open_bucket(world.configuration(str(data)), refuse, anybody))
+    begun = Metadata(str(data / "meta.db"))
+    (_, _, number), _ = begun.binding(), begun.close()
+    names = [f"later-{turn}" for turn in range(opening.SNAPSHOTS_KEPT + 2)]
+    for name in names:  # each start makes a snapshot of what the one before it changed
+        asyncio.run(opening.open_bucket(world.configuration(), anybody, lambda made, name=name: made.add_vhost(name)))
+    assert not (meta / change_key(number + 1).partition("/")[2]).exists()
+    assert restored(world, data)["events"] == (0, COUNT)
+    again = Metadata(str(data / "meta.db"))
+    assert {vhost.name for vhost in again.vhosts()} == {"/", *names}
+    again.close()
 
 
 @pytest.mark.parametrize("harm", ["damaged", "gone"])

@@ -130,16 +130,20 @@ async def _own(
                 f"remote.name say broker {name!r} of cluster {cluster}",
                 hint="set both as they were, or give this broker a data directory of its own",
             )
-        return not os.path.exists(os.path.join(config.data_path, RESTORING))
+        if not os.path.exists(os.path.join(config.data_path, RESTORING)):
+            return True
     newest = await newest_snapshot(bucket)
     if newest is None:
+        if found is not None:
+            return False
         require(metadata)  # while `vibemq users add` needs no broker that runs; the bucket begins with what there is
         metadata.own_all(name, 1)
         metadata.bind(cluster, name)
         log.info("%s is the bucket of %s from now on, cluster %s", config.remote.url, config.data_path, cluster)
         return False
     if os.path.exists(path):
-        if next(metadata.streams(), None) is not None or metadata.users():
+        # Bound: of a restore that was begun, and since then changes behind its snapshot may have gone.
+        if found is None and (next(metadata.streams(), None) is not None or metadata.users()):
             raise ConfigError(
                 f"{config.data_path} has streams or users of its own, and the bucket {config.remote.url} belongs to "
                 f"cluster {cluster}",
