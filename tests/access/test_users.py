@@ -202,10 +202,12 @@ def test_no_superuser_and_no_password_is_a_mistake_of_the_configuration(metadata
     assert "vibemq users add NAME --superuser" in raised.value.hint
 
 
-@pytest.mark.parametrize(("name", "password"), [("guest", PASSWORD), ("a b", PASSWORD), ("vibemq", "short")])
+@pytest.mark.parametrize(
+    ("name", "password"), [("guest", PASSWORD), ("a b", PASSWORD), ("..", PASSWORD), ("vibemq", "short")]
+)
 def test_a_superuser_that_cannot_be_is_a_mistake_of_the_configuration(metadata, name, password):
     ordinary(metadata)
     with pytest.raises(ConfigError, match="the superuser of the configuration: ") as raised:
-        users.ensure_superuser(metadata, name, password)
+        users.lacks_superuser(metadata, name, password)
     assert "horse" not in str(raised.value)
     assert not metadata.has_superuser()
