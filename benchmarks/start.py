@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a broker with very many streams takes from its start to the ready line: in this boot, in a new one after an
-orderly stop, and after the power was cut.
+"""How long a broker with very many streams takes from its start to the ready line: in this boot, in a new one after a
+stop, and after the power was cut.
 
     python -m benchmarks start [--streams 65536] [--rounds 3] [--output FILE.json]
 

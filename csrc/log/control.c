@@ -241,8 +241,8 @@ static bool take_from_other_boot(struct control *c, const char *path)
     return control_begin(c, path, NULL) == OK;
 }
 
-bool control_continue(const char *directory, const uint8_t boot_id[16], const struct log_options *limits,
-                      bool (*is_whole)(const char *directory, const struct commit *committed))
+bool control_resume(const char *directory, const uint8_t boot_id[16], const struct log_options *limits,
+                    bool (*is_whole)(const char *directory, const struct commit *committed))
 {
     struct file_path path = file_path_name(directory, control_name);
     void *page;
@@ -253,11 +253,11 @@ bool control_continue(const char *directory, const uint8_t boot_id[16], const st
     struct control *c = page;
     struct commit commit;
     control_committed(c, &commit);
-    bool goes_on = memcmp(c->boot_id, boot_id, sizeof c->boot_id) == 0 && c->inode == inode && !control_is_deleted(c) &&
-                   is_whole(directory, &commit) && (control_of_this_boot(c, inode) || take_from_other_boot(c, path.text));
-    if (goes_on) control_limits_set(c, limits);
+    bool fits = memcmp(c->boot_id, boot_id, sizeof c->boot_id) == 0 && c->inode == inode && !control_is_deleted(c) &&
+                is_whole(directory, &commit) && (control_of_this_boot(c, inode) || take_from_other_boot(c, path.text));
+    if (fits) control_limits_set(c, limits);
     control_unmap(c);
-    return goes_on;
+    return fits;
 }
 
 /* The sequence may be of another instant than the slots: the later whole slot counts. */

@@ -102,11 +102,11 @@ static bool has_its_files(const char *directory, const struct commit *c)
            has_bytes(&index, INDEX_HEADER_BYTES + c->chunks * INDEX_RECORD_BYTES);
 }
 
-bool log_continue(const char *directory, const uint8_t boot_id[16], const struct log_options *options)
+bool log_resume(const char *directory, const uint8_t boot_id[16], const struct log_options *options)
 {
     struct log_options limits;
     return directory_allowed(directory, NULL) == OK && log_options_check(options, &limits, NULL) == OK &&
-           control_continue(directory, boot_id, &limits, has_its_files);
+           control_resume(directory, boot_id, &limits, has_its_files);
 }
 
 static err open_handle(const char *directory, bool write, struct log **out, struct fault *f)

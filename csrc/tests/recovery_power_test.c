@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Random work on a log, a power cut at a random system call, recovery (sometimes cut too),
- * and then: what log_sync, or an orderly end before, promised is there, in order and whole; nothing torn is served, nor
+ * and then: what log_sync, or a stop before, promised is there, in order and whole; nothing torn is served, nor
  * withheld by a torn filter; the deduplication table says what the surviving messages say; appending goes on.
  */
 #include "../log/upkeep.h"
@@ -229,7 +229,7 @@ static void keep_inode(const char *directory)
 }
 
 /* A stop with all put on the disk, the power off, and in the next boot the log goes on without recovery. */
-static void stop_and_continue(struct world *w, const char *directory, const char *off, const char *result)
+static void stop_and_resume(struct world *w, const char *directory, const char *off, const char *result)
 {
     static uint8_t page[CONTROL_BYTES], table[sizeof(struct tracking)];
     uint8_t ended_in[16];
@@ -248,7 +248,7 @@ static void stop_and_continue(struct world *w, const char *directory, const char
     cut_boot++;
     cut_watch(off, result, -1);
     adopt_all(off);
-    CHECK(log_continue(off, ended_in, &options));
+    CHECK(log_resume(off, ended_in, &options));
     REQUIRE_OK(log_open(off, &w->log, &f));
     EXPECT_EQ(w->promised, log_durable_offset(w->log));
     if (test_random_below(2)) cut_photograph(log_control(w->log));
@@ -276,7 +276,7 @@ static void one_round(const char *base, unsigned round)
     cut_photograph(log_control(w.log));
     if (round % 3 == 0) {
         work(&w, 60);
-        stop_and_continue(&w, paths[0], paths[4], paths[1]);
+        stop_and_resume(&w, paths[0], paths[4], paths[1]);
     }
     cut_disk.calls_left = (int64_t)test_random_below(400);
     work(&w, 120);

@@ -367,7 +367,7 @@ static void die_with(struct mutex *m)
     waitpid(pid, NULL, 0);
 }
 
-TEST(after_an_orderly_end_in_another_boot_a_log_goes_on_as_it_is)
+TEST(after_a_stop_in_another_boot_a_log_goes_on_as_it_is)
 {
     struct log_options fewer = options;
     struct log_appended a;
@@ -381,7 +381,7 @@ TEST(after_an_orderly_end_in_another_boot_a_log_goes_on_as_it_is)
     atomic_store(&c->holders, 3);
     log_close(l);
     EXPECT_ERR(ERR_STALE, log_open(path, &l, NULL));
-    EXPECT(log_continue(path, other_boot, &fewer));
+    EXPECT(log_resume(path, other_boot, &fewer));
     EXPECT_OK(log_open(path, &l, NULL));
     c = log_control(l);
     struct durable d;
@@ -397,18 +397,21 @@ TEST(after_an_orderly_end_in_another_boot_a_log_goes_on_as_it_is)
     log_close(l);
 }
 
+static void harm_died_with(struct control *c) { die_with(&c->mutex); }
+static void harm_died_syncing(struct control *c) { die_with(&c->durable_mutex); }
+static void harm_unrepaired(struct control *c) { atomic_store(&c->repair_wanted, 1); }
+static void harm_failed(struct control *c) { control_failed_add(c, 1, 2); }
+static void harm_failed_segment(struct control *c) { atomic_store(&c->sync_failed_segment, 1); }
+
 TEST(a_log_that_somebody_died_with_or_that_failed_is_left_to_recovery)
 {
-    for (int what = 0; what < 5; what++) {
+    static void (*const harms[])(struct control *c) = {harm_died_with, harm_died_syncing, harm_unrepaired, harm_failed,
+                                                       harm_failed_segment};
+    for (size_t i = 0; i < sizeof harms / sizeof harms[0]; i++) {
         make_log();
-        struct control *c = page_of_other_boot();
-        if (what == 0) die_with(&c->mutex);
-        if (what == 1) die_with(&c->durable_mutex);
-        if (what == 2) atomic_store(&c->repair_wanted, 1);
-        if (what == 3) control_failed_add(c, 1, 2);
-        if (what == 4) atomic_store(&c->sync_failed_segment, 1);
+        harms[i](page_of_other_boot());
         log_close(l);
-        EXPECT(!log_continue(path, other_boot, &options));
+        EXPECT(!log_resume(path, other_boot, &options));
         struct recovery_report report;
         EXPECT_OK(recovery_run(path, &options, NULL, &report, NULL));
         EXPECT(report.ran);
@@ -428,7 +431,7 @@ TEST(a_log_that_misses_what_was_committed_is_left_to_recovery)
             struct stat st;
             EXPECT_EQ(0, stat(file.text, &st));
             EXPECT_EQ(0, cut ? truncate(file.text, st.st_size - 1) : unlink(file.text));
-            EXPECT(!log_continue(path, other_boot, &options));
+            EXPECT(!log_resume(path, other_boot, &options));
             struct recovery_report report;
             EXPECT_OK(recovery_run(path, &options, NULL, &report, NULL));
             EXPECT_OK(log_open(path, &l, NULL));
@@ -442,15 +445,15 @@ TEST(a_log_of_neither_boot_and_a_copied_or_deleted_one_are_left_to_recovery)
     char command[1400], copy[600];
     make_log();
     page_of_other_boot()->boot_id[0] = 'x';
-    EXPECT(!log_continue(path, other_boot, &options));
+    EXPECT(!log_resume(path, other_boot, &options));
     page_of_other_boot();
     snprintf(copy, sizeof copy, "%s-copy", path);
     snprintf(command, sizeof command, "cp -r '%s' '%s'", path, copy);
     EXPECT_EQ(0, system(command));
-    EXPECT(!log_continue(copy, other_boot, &options));
+    EXPECT(!log_resume(copy, other_boot, &options));
     log_mark_deleted(l);
-    EXPECT(!log_continue(path, other_boot, &options));
-    EXPECT(!log_continue("/nowhere/at/all", other_boot, &options));
+    EXPECT(!log_resume(path, other_boot, &options));
+    EXPECT(!log_resume("/nowhere/at/all", other_boot, &options));
     log_close(l);
 }
 

@@ -12,10 +12,11 @@ import shutil
 from pathlib import Path
 from random import Random
 
+from other_boot import write_in_another_boot
+
 from vibemq.storage.log import dump
 from vibemq.storage.metadata import Metadata
 
-CONTROL_BOOT_ID_POSITION = 8
 PAGE_BYTES = 4096
 #: Synced, with their names, before anything depends on them.
 WHOLE = {".remote", ".quarantine", ""}
@@ -42,14 +43,8 @@ def cut_power(data: Path, chance: Random) -> list[str]:
             safe = _safe_bytes(path, segment, position, entries)
             if safe is not None and (harm := _harm(path, safe, chance)):
                 done.append(f"{directory.name}/{path.name}: {harm}, of {safe} bytes that were synced")
-        another_boot(directory)
+        write_in_another_boot(directory)
     return done
-
-
-def another_boot(directory: Path) -> None:
-    with open(directory / "control", "r+b") as file:
-        file.seek(CONTROL_BOOT_ID_POSITION)
-        file.write(b"another boot....")
 
 
 def _safe_bytes(path: Path, segment: int, position: int, entries: int) -> int | None:

@@ -12,7 +12,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from power_cut import another_boot, log_directories
+from other_boot import write_in_another_boot
+from power_cut import log_directories
 from running import wait_until, written
 from test_failures import bodies, connected, event, lost, serving, whole
 
@@ -210,7 +211,7 @@ def other_boot(data: Path) -> list[Path]:
     """As if the machine had been started since; the streams' directories."""
     found = log_directories(data)
     for directory in found:
-        another_boot(directory)
+        write_in_another_boot(directory)
     return found
 
 

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from other_boot import write_in_another_boot
 from running import ENVIRONMENT, broker, wait_until, written
 from staging import rows, staged
 
@@ -325,9 +326,7 @@ def test_a_log_without_segments_here_has_all_else_in_the_backup(tmp_path):
     for path in segments(tmp_path / "data"):
         path.unlink()
     Path(directory, f"{end:020}.tracking").write_bytes(b"the table behind the last stub")
-    with open(f"{directory}/control", "r+b") as file:
-        file.seek(8)
-        file.write(b"another boot....")
+    write_in_another_boot(directory)
     about = backups.back_up(metadata, str(tmp_path / "data"), str(tmp_path / "backup"), links=False)
     metadata.close()
     copied = tmp_path / "backup" / "streams" / os.path.basename(directory)

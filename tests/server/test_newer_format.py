@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from other_boot import write_in_another_boot
 from running import broker
 
 import vibemq.client
@@ -23,7 +24,6 @@ from vibemq.storage.metadata import Metadata
 
 DEADLINE_S = 60
 ORDER = {"little": "<", "big": ">"}[sys.byteorder]
-CONTROL_BOOT_ID_POSITION = 8
 #: Of each kind of file: its name, the order of its integers, and where its check lies (None: it has none).
 FILES = {
     "control": ("control", ORDER, None),
@@ -41,13 +41,6 @@ def raise_version(directory: Path, kind: str) -> None:
     if check_at is not None:
         struct.pack_into(">I", data, check_at, zlib.crc32(data[:check_at]))
     (directory / name).write_bytes(data)
-
-
-def other_boot(directory: Path) -> None:
-    """As if this log was last written before the machine was started."""
-    with open(directory / "control", "r+b") as file:
-        file.seek(CONTROL_BOOT_ID_POSITION)
-        file.write(b"another boot....")
 
 
 def bytes_of(directory: Path) -> dict[str, str]:
@@ -102,7 +95,7 @@ def test_a_log_with_one_newer_file_is_refused_untouched_and_the_others_are_serve
     kept = {name: {path.name: path.read_bytes() for path in found[name].iterdir()} for name in (*FILES, "ledger")}
     for name in (*FILES, "ledger"):
         if boot == "another":
-            other_boot(found[name])
+            write_in_another_boot(found[name])
         if name in FILES:
             raise_version(found[name], name)
     with open(found["ledger"] / "ledger", "r+b") as file:

@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from other_boot import OTHER_BOOT, write_in_another_boot
 
 import vibemq.storage.log as logs
 from vibemq.broker.disk import PIECE_BYTES, Reserve
@@ -33,15 +34,6 @@ def recover(metadata, stopped=b""):
     return recovery.recover_all(metadata, 500_000_000, 67_108_864, reserve=reserve_of(metadata), stopped=stopped)
 
 
-OTHER_BOOT = b"another boot...."
-
-
-def make_of_another_boot(directory):
-    with open(os.path.join(directory, "control"), "r+b") as file:
-        file.seek(8)
-        file.write(OTHER_BOOT)
-
-
 def reserve_of(metadata):
     return Reserve(os.path.dirname(metadata.path), 4 * PIECE_BYTES)
 
@@ -58,7 +50,7 @@ def test_streams_of_this_boot_are_usable_as_they_are(metadata, caplog):
 def test_after_a_noted_stop_streams_of_that_boot_get_their_limits_and_nothing_else_is_looked_at(metadata, monkeypatch):
     records = [create(metadata, f"s{n}", **{"stream-filter-size-bytes": "32"}) for n in range(3)]
     for record in records:
-        make_of_another_boot(record.directory)
+        write_in_another_boot(record.directory)
     monkeypatch.setattr(recovery.logs, "recover", lambda *_, **__: pytest.fail("it was looked at"))
     assert recover(metadata, OTHER_BOOT) == 3
     for record in records:
@@ -72,10 +64,8 @@ def test_after_a_noted_stop_what_is_of_no_or_a_third_boot_is_recovered_and_so_ar
     make = partial(metadata.create_stream, "/", "jobs", {}, "os", 100, queue={})
     records.append(make(prepare=lambda record: logs.create(record.directory)))
     for record in records:
-        make_of_another_boot(record.directory)
-    with open(os.path.join(records[1].directory, "control"), "r+b") as file:
-        file.seek(8)
-        file.write(b"the third boot..")
+        write_in_another_boot(record.directory)
+    write_in_another_boot(records[1].directory, b"the third boot..")
     os.unlink(os.path.join(records[2].directory, "control"))
     with caplog.at_level("INFO"):
         assert recover(metadata, OTHER_BOOT) == 4
@@ -158,7 +148,7 @@ def test_what_was_cut_is_logged_with_file_and_position(metadata, monkeypatch, ca
 def test_a_torn_tail_is_kept_in_quarantine_and_the_log_says_where(metadata, caplog):
     record = create(metadata, "orders")
     segment = os.path.join(record.directory, f"{0:020}.segment")
-    make_of_another_boot(record.directory)
+    write_in_another_boot(record.directory)
     with open(segment, "ab") as file:
         file.write(b"torn")
     recover(metadata)

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from other_boot import OTHER_BOOT, boot_of, write_in_another_boot
 from supervisor_harness import wait_until
 
 import vibemq
@@ -20,8 +21,6 @@ from vibemq.server import datadir, stopping
 from vibemq.server.processes import fork
 from vibemq.server.stopping import NOTED_STREAMS_MIN
 from vibemq.storage.metadata import Metadata
-
-OTHER_BOOT = b"another boot...."
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -110,12 +109,10 @@ def test_a_stop_with_very_many_streams_is_noted_and_a_new_boot_starts_without_a_
 
     def reboot() -> None:
         for directory in directories:
-            with open(directory / "control", "r+b") as file:
-                file.seek(8)
-                file.write(OTHER_BOOT)
+            write_in_another_boot(directory)
         lock.write_text(lock.read_text().replace(this_boot.hex(), OTHER_BOOT.hex()))
 
-    this_boot = (directories[0] / "control").read_bytes()[8:24]
+    this_boot = boot_of(directories[0])
     for _ in range(2):
         broker = start().wait_ready()
         assert lock.read_text() == f"{broker.process.pid}\n"

@@ -352,7 +352,7 @@ cdef extern from "log/log.h" nogil:
         uint64_t first_offset, next_offset, last_chunk, segment_count, bytes
 
     err log_create(const char *directory, const log_options *options, fault *f)
-    bint log_continue(const char *directory, const uint8_t *boot_id, const log_options *options)
+    bint log_resume(const char *directory, const uint8_t *boot_id, const log_options *options)
     err log_open(const char *directory, log **out, fault *f)
     void log_close(log *l)
     void log_rest(log *l)

@@ -171,7 +171,7 @@ def resume(str directory, bytes boot_id, **options) -> bool:
     cdef const uint8_t *boot = boot_id
     cdef bint yes
     with nogil:
-        yes = core.log_continue(p, boot, &o)
+        yes = core.log_resume(p, boot, &o)
     return yes
 
 
