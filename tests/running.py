@@ -77,37 +77,21 @@ def resident_bytes(pid: int) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
+#: On free ports: who has the ordinary ones is not known, and tests run side by side.
+SERVE = [sys.executable, "-m", "vibemq.cli", "serve"]
+for _door in ("streams", "native", "signalr", "micromsg2", "admin"):
+    SERVE += [f"--{_door}-port", "0"]
+for _door in ("native", "micromsg2", "admin"):
+    SERVE += ["--set", f"{_door}.tls_port=0"]
+
+
 @contextmanager
 def broker(folder: Path, *flags: str, workers: int = 2, through: Sequence[str] = ()) -> Iterator[Running]:
     """Serve on a free port with data in ``folder``; at the end it must stop cleanly.
 
     ``through``: a command that becomes the one behind it, as `env` does.
     """
-    command = [
-        *through,
-        sys.executable,
-        "-m",
-        "vibemq.cli",
-        "serve",
-        "--streams-port",
-        "0",
-        "--native-port",
-        "0",
-        "--signalr-port",
-        "0",
-        "--micromsg2-port",
-        "0",
-        "--set",
-        "micromsg2.tls_port=0",
-        "--set",
-        "native.tls_port=0",
-        "--set",
-        "admin.tls_port=0",
-        "--admin-port",
-        "0",
-        "--workers",
-        str(workers),
-    ]
+    command = [*through, *SERVE, "--workers", str(workers)]
     process = Server([*command, "--data-dir", str(folder), *flags], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
     try:
         line = process.stdout.readline() if process.stdout else ""

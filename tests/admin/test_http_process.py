@@ -4,13 +4,12 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 
 import pytest
 from http_caller import STREAM, Http, wait_until
 from peers.streams import connected, is_alive, kill, on_every_worker
-from running import ENVIRONMENT, Running, broker
+from running import ENVIRONMENT, SERVE, Running, broker
 
 from vibemq.protocols.streams.spec import Key
 
@@ -82,8 +81,7 @@ def test_the_api_can_be_switched_off(tmp_path):
 
 def test_other_machines_are_let_in_only_when_a_user_exists(tmp_path):
     flags = ("--set", "admin.host=0.0.0.0")
-    command = [sys.executable, "-m", "vibemq.cli", "serve", "--streams-port", "0", "--native-port", "0"]
-    command += ["--admin-port", "0", "--data-dir", str(tmp_path / "data"), *flags]
+    command = [*SERVE, "--data-dir", str(tmp_path / "data"), *flags]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
     assert done.returncode == 1
     assert "refusing to listen on 0.0.0.0" in done.stderr

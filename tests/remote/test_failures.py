@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from peers.faulty import FaultyStore
-from running import ENVIRONMENT, Running, broker, resident_bytes, wait_until, written
+from running import ENVIRONMENT, SERVE, Running, broker, resident_bytes, wait_until, written
 
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import RequestFailed, Superseded, VibeMQError
@@ -362,7 +362,7 @@ def test_of_two_brokers_of_one_name_the_older_confirms_nothing_more_and_ends_wit
             said = written(capfd)
             assert "another broker has taken this one's place" in said and "Traceback" not in said
             assert "ends with exit code 3 and must not be started again" in said
-            again = [*faulty.through, sys.executable, "-m", "vibemq.cli", "serve", "--data-dir", str(tmp_path / "old")]
+            again = [*faulty.through, *SERVE, "--data-dir", str(tmp_path / "old")]
             refused = subprocess.run([*again, *flags(faulty)], env=ENVIRONMENT, capture_output=True, text=True)
             assert refused.returncode == Superseded.exit_code, "who supervises it can tell that this is of no use"
             assert "start with an empty data directory" in refused.stderr and "Traceback" not in refused.stderr
@@ -384,7 +384,7 @@ def test_of_two_brokers_of_one_name_the_older_confirms_nothing_more_and_ends_wit
 def test_a_start_that_is_refused_does_not_take_the_place_of_who_serves(tmp_path, faulty, word, said):
     with serving(tmp_path / "old", faulty) as old, connected(old) as connection:
         connection.create("events")
-        serve = [sys.executable, "-m", "vibemq.cli", "serve", "--data-dir", str(tmp_path / "new"), word.format(old)]
+        serve = [*SERVE, "--data-dir", str(tmp_path / "new"), word.format(old)]
         again = [*faulty.through, *serve, *flags(faulty)]
         refused = subprocess.run(again, env=ENVIRONMENT, capture_output=True, text=True)
         assert refused.returncode != 0 and said.format(old) in refused.stderr
@@ -425,7 +425,7 @@ def test_a_superuser_whose_creation_was_not_answered_is_there_once_at_the_next_s
         pass
     trouble = faulty.cut_after("PUT", "meta/")
     password = {"native__superuser_password": "a-password-of-it"}
-    serve = [sys.executable, "-m", "vibemq.cli", "serve", "--data-dir", str(tmp_path / "data")]
+    serve = [*SERVE, "--data-dir", str(tmp_path / "data")]
     failed = subprocess.run(
         [*faulty.through, *serve, *flags(faulty, **password)], env=ENVIRONMENT, capture_output=True, text=True
     )
@@ -467,7 +467,7 @@ def test_a_user_who_was_published_by_a_broker_that_could_not_commit_lets_it_list
 def test_a_start_without_users_says_how_a_broker_with_a_bucket_gets_some(tmp_path, faulty, words, said):
     with serving(tmp_path / "data", faulty):
         pass
-    serve = [sys.executable, "-m", "vibemq.cli", "serve", "--data-dir", str(tmp_path / "data"), *flags(faulty)]
+    serve = [*SERVE, "--data-dir", str(tmp_path / "data"), *flags(faulty)]
     refused = subprocess.run([*faulty.through, *serve, *words], env=ENVIRONMENT, capture_output=True, text=True)
     assert refused.returncode != 0 and said.format(tmp_path / "data") in refused.stderr, refused.stderr
 

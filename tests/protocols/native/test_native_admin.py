@@ -8,7 +8,7 @@ import time
 
 import pytest
 from peers.native import FRESH_ID, NativePeer
-from running import ENVIRONMENT, broker, wait_until
+from running import ENVIRONMENT, SERVE, broker, wait_until
 
 from vibemq.protocols.native.spec import COMMANDS, Command
 
@@ -450,10 +450,8 @@ def test_the_superuser_of_the_configuration_is_made_once(tmp_path):
 
 
 def test_a_superusers_password_that_is_too_short_is_no_start(tmp_path):
-    command = [sys.executable, "-m", "vibemq.cli", "serve", "--streams-port", "0", "--native-port", "0"]
-    command += ["--admin-port", "0", "--data-dir"]
     done = subprocess.run(
-        [*command, str(tmp_path), "--set", "native.superuser_password=short"],
+        [*SERVE, "--data-dir", str(tmp_path), "--set", "native.superuser_password=short"],
         capture_output=True, text=True, env=ENVIRONMENT, timeout=60,
     )  # fmt: skip
     assert done.returncode != 0
