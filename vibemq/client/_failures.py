@@ -48,7 +48,7 @@ HINTS: dict[str | int, str] = {
     ErrorCode.QUEUE_FULL: "Its consumers do not keep up: add some, or let more messages wait in the queue.",
     ErrorCode.NOT_AUTHORIZED: "A superuser can grant the operation: `vibemq users grant NAME PATTERN OPERATION`.",
     ErrorCode.UNKNOWN_COMMAND: "The broker is too old for this, or users are not managed by commands there.",
-    ErrorCode.RATE_LIMITED: "Send more slowly, or have the limit raised in the broker's configuration.",
+    ErrorCode.RATE_LIMITED: "Send more slowly or use fewer, or have the limit raised (`vibemq ctl set_user_limits`).",
     ErrorCode.SERVER_ERROR: "The broker's log says what went wrong.",
     ErrorCode.AUTH_FAILED: "Check user name and password.",
     ErrorCode.AUTH_REQUIRED: "Give a user name and a password: vibemq://USER:PASSWORD@HOST, or --user NAME on the "
@@ -59,7 +59,7 @@ HINTS: dict[str | int, str] = {
     Code.STREAM_NOT_AVAILABLE: "The stream's leader is changing or down; try again in a few seconds.",
     Code.STREAM_ALREADY_EXISTS: "Use it as it is, or delete it first.",
     Code.ACCESS_REFUSED: "Give the user the permission (configure, write or read) for this stream.",
-    Code.PRECONDITION_FAILED: "An argument is not allowed, differs from the existing object's, or a limit is reached.",
+    Code.PRECONDITION_FAILED: "A name, an argument or a limit is in the way: the broker's log says which.",
     Code.VIRTUAL_HOST_ACCESS_FAILURE: "Check that the virtual host exists and that the user may use it.",
     Code.AUTHENTICATION_FAILURE: "Check user name and password.",
     Code.AUTHENTICATION_FAILURE_LOOPBACK: "This user may only connect from the broker's own machine; use another user.",

@@ -141,8 +141,9 @@ class StreamsConnection(Transactions, AbstractContextManager["StreamsConnection"
             if refused.code == Code.VIRTUAL_HOST_ACCESS_FAILURE:
                 quoted, name = shlex.quote(virtual_host), shlex.quote(user)
                 refused.hint = (
-                    f"There is no such virtual host (`vibemq ctl add_vhost {quoted}` makes it) or it is closed to the "
-                    f"user (`vibemq ctl set_permissions --vhost {quoted} {name} '.*' '.*' '.*'` opens it)."
+                    f"There is no such virtual host (`vibemq ctl add_vhost {quoted}` makes it), it is closed to the "
+                    f"user (`vibemq ctl set_permissions --vhost {quoted} {name} '.*' '.*' '.*'` opens it), "
+                    "or a limit of connections is reached: the broker's log says which."
                 )
             raise
         if heartbeat:

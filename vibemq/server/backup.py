@@ -290,7 +290,9 @@ def _require_empty(source: str, target: str) -> None:
     if os.path.realpath(target).startswith(os.path.realpath(source) + os.sep):
         raise SetupError(f"{target} lies in {source}", hint="choose a folder outside of it, best on another disk")
     if os.path.lexists(target) and (not os.path.isdir(target) or os.listdir(target)):
-        raise SetupError(f"{target} exists and is not empty", hint="choose a new folder, or remove that one first")
+        raise SetupError(
+            f"{target} exists and is not empty", hint="choose a new folder; one in use belongs to a broker"
+        )
 
 
 def _make(target: str) -> None:
