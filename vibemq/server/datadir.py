@@ -103,11 +103,8 @@ def acquire(path: str) -> tuple[int, bytes]:
             log.warning(said, path, holder, WAIT_S)
         if time.monotonic() > deadline:
             os.close(fd)
-            gone = (
-                ""
-                if not holder.isdecimal() or os.path.exists(f"/proc/{holder}")
-                else " (which has ended, but a worker of it has not)"
-            )
+            has_ended = holder.isdecimal() and not os.path.exists(f"/proc/{holder}")
+            gone = " (which has ended, but a worker of it has not)" if has_ended else ""
             raise AlreadyRunning(
                 f"the data directory {path} is in use by the broker with pid {holder}{gone}",
                 hint="stop that broker first, or give this one its own --data-dir",
@@ -118,7 +115,9 @@ def acquire(path: str) -> tuple[int, bytes]:
         _write(fd, f"{os.getpid()}\n")
     except OSError as problem:
         os.close(fd)
-        raise SetupError(f"cannot write {path}/lock: {problem.strerror}", hint="look at the disk") from None
+        raise SetupError(
+            f"cannot write {path}/lock: {problem.strerror}", hint="make room on its disk, or check it"
+        ) from None
     return fd, b"" if stopped is None else bytes.fromhex(stopped[1])
 
 
@@ -142,8 +141,7 @@ def note_stop(fd: int) -> None:
 
 def _write(fd: int, text: str) -> None:
     """For a power cut, too: whatever was noted before counts no more from here on."""
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, text.encode(), 0)
+    os.ftruncate(fd, os.pwrite(fd, text.encode(), 0))  # in this order a full disk has the room
     os.fsync(fd)
 
 
