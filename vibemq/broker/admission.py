@@ -225,7 +225,8 @@ def log_refusal(peer: str, user: str, right: str, queue: str, refusals: set[tupl
 def what_failed(peer: str, problem: BaseException) -> str:
     """For the peer whose command the disk, a limit or an error of ours has stopped; the log says more."""
     if isinstance(problem, LimitExceeded | StorageError):
-        logger.error("%s: a command failed: %s", peer, problem)
+        level = logging.WARNING if isinstance(problem, LimitExceeded) else logging.ERROR  # a limit is no fault of ours
+        logger.log(level, "%s: a command failed: %s", peer, problem)
         return str(problem)
     logger.error("%s: a command failed by an error of ours", peer, exc_info=problem)
     return "The broker could not do this; its log says why."
