@@ -221,45 +221,6 @@ void control_unmap(struct control *c)
     if (c) sys->munmap(c, CONTROL_BYTES);
 }
 
-/* Nobody died with a mutex, and no sync failed: there is nothing that recovery, or the next to lock, must mend. */
-static bool is_at_rest(struct control *c)
-{
-    return !atomic_load(&c->repair_wanted) && !atomic_load(&c->failed_count) && !atomic_load(&c->sync_failed_segment) &&
-           mutex_is_free(&c->mutex) && mutex_is_free(&c->durable_mutex);
-}
-
-static bool take_from_other_boot(struct control *c, const char *path)
-{
-    struct commit commit;
-    if (!is_at_rest(c)) return false;
-    memset(c->boot_id, 0, sizeof c->boot_id);
-    atomic_thread_fence(memory_order_release);
-    control_committed(c, &commit);
-    control_durable_set(c, &(struct durable){commit.segment, commit.position, commit.next_offset});
-    atomic_store(&c->readers, 0);
-    atomic_store(&c->holders, 0);
-    return control_begin(c, path, NULL) == OK;
-}
-
-bool control_resume(const char *directory, const uint8_t boot_id[16], const struct log_options *limits,
-                    bool (*is_whole)(const char *directory, const struct commit *committed))
-{
-    struct file_path path = file_path_name(directory, control_name);
-    void *page;
-    uint64_t inode;
-    /* What is wrong with it is for recovery to say. */
-    if (file_page_map(path.text, CONTROL_MAGIC, CONTROL_VERSION, CONTROL_BYTES, true, ERR_STALE, &page, &inode, NULL))
-        return false;
-    struct control *c = page;
-    struct commit commit;
-    control_committed(c, &commit);
-    bool fits = memcmp(c->boot_id, boot_id, sizeof c->boot_id) == 0 && c->inode == inode && !control_is_deleted(c) &&
-                is_whole(directory, &commit) && (control_of_this_boot(c, inode) || take_from_other_boot(c, path.text));
-    if (fits) control_limits_set(c, limits);
-    control_unmap(c);
-    return fits;
-}
-
 /* The sequence may be of another instant than the slots: the later whole slot counts. */
 static void old_durable(const struct control *c, struct control_old *out)
 {

@@ -48,7 +48,7 @@ struct durable {
 
 struct control {
     uint32_t magic, version;
-    uint8_t boot_id[16];               /* the mutex and the record are valid in this boot only (but control_resume) */
+    uint8_t boot_id[16];               /* the mutex and the record are valid in this boot only */
     uint64_t inode;                    /* of this file: a copied directory has mutexes of nobody */
     _Atomic uint32_t state;            /* enum control_state */
     uint32_t durability;               /* enum control_durability */
@@ -118,12 +118,6 @@ err control_renew(const char *directory, const struct control_init *init, struct
 err control_map(const char *directory, bool write, struct control **out, struct fault *f);
 void control_unmap(struct control *c);
 void control_limits_set(struct control *c, const struct log_options *limits);
-
-/* Go on with the page as it is, if it is of `boot_id`: of this boot, or of one in which the broker was stopped and all
- * files were put on the disk.  `is_whole` may say that what was committed is not there.  Sets the limits.  False, and the
- * page is at worst one of no boot: recovery is needed. */
-bool control_resume(const char *directory, const uint8_t boot_id[16], const struct log_options *limits,
-                    bool (*is_whole)(const char *directory, const struct commit *committed));
 
 /* What recovery may believe of a control block of another boot. */
 struct control_old {

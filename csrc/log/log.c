@@ -86,29 +86,6 @@ err log_create(const char *directory, const struct log_options *options, struct 
 
 /* ---- open and close ---- */
 
-static bool has_bytes(const struct file_path *path, uint64_t least)
-{
-    struct stat st;
-    return file_stat_of(path->text, &st, NULL) == OK && (uint64_t)st.st_size >= least;
-}
-
-/* The files without which it can neither be opened nor appended to; what lies in them is not read. */
-static bool has_its_files(const char *directory, const struct commit *c)
-{
-    struct file_path table = file_path_name(directory, "tracking");
-    struct file_path segment = file_path_numbered(directory, c->segment, SEGMENT_SUFFIX);
-    struct file_path index = file_path_numbered(directory, c->segment, INDEX_SUFFIX);
-    return has_bytes(&table, sizeof(struct tracking)) && has_bytes(&segment, c->position) &&
-           has_bytes(&index, INDEX_HEADER_BYTES + c->chunks * INDEX_RECORD_BYTES);
-}
-
-bool log_resume(const char *directory, const uint8_t boot_id[16], const struct log_options *options)
-{
-    struct log_options limits;
-    return directory_allowed(directory, NULL) == OK && log_options_check(options, &limits, NULL) == OK &&
-           control_resume(directory, boot_id, &limits, has_its_files);
-}
-
 static err open_handle(const char *directory, bool write, struct log **out, struct fault *f)
 {
     err e = directory_allowed(directory, f);

@@ -39,10 +39,6 @@ struct log;
  * its parent are synced.  ERR_EXISTS, ERR_IO, ERR_DISK_FULL, ERR_LIMIT, ERR_INVALID. */
 err log_create(const char *directory, const struct log_options *options, struct fault *f);
 
-/* Instead of recovery_run, after a stop in `boot_id` that put all files on the disk: the control page is read, and the
- * sizes of the files that it speaks of.  False: recovery_run is needed. */
-bool log_resume(const char *directory, const uint8_t boot_id[16], const struct log_options *options);
-
 /* Open a log of this boot.  ERR_STALE: recovery_run first.  ERR_VERSION, ERR_NOT_FOUND, ERR_CORRUPT. */
 err log_open(const char *directory, struct log **out, struct fault *f);
 /* The same for a process that may only read the files, beside those that write: for the functions of reader.h and

@@ -23,47 +23,6 @@
 
 #include "../base/grow.h"
 
-/* ---- what is known ---- */
-
-static bool durable_later(const struct durable *a, uint64_t segment, uint64_t position)
-{
-    return segment > a->segment || (segment == a->segment && position > a->position);
-}
-
-static void learn_durable(struct recovery *rc)
-{
-    rc->durable = (struct durable){.position = SEGMENT_HEADER_BYTES};
-    if (rc->old.has_durable) rc->durable = rc->old.durable;
-    for (uint32_t i = 0; i < rc->list.count; i++) {
-        struct segment_header h;
-        if (segment_header_load(rc->directory, rc->list.first[i], &h, NULL)) continue;
-        if (!durable_later(&rc->durable, h.durable_segment, h.durable_position)) continue;
-        /* Its offset is not noted in a header; the walk finds it. */
-        rc->durable = (struct durable){h.durable_segment, h.durable_position, 0};
-    }
-}
-
-/* The first segment that must be walked. */
-static uint32_t walk_start(const struct recovery *rc)
-{
-    uint32_t i = 0;
-    while (i + 1 < rc->list.count && rc->list.first[i] < rc->durable.segment) i++;
-    return i;
-}
-
-/* 0, or from where on segment `i` may be torn although durable has moved past it. */
-static uint64_t suspect_from(const struct recovery *rc, uint32_t i)
-{
-    struct segment_header next;
-    if (i + 1 >= rc->list.count) return 0;
-    if (segment_header_load(rc->directory, rc->list.first[i + 1], &next, NULL) == OK && next.suspect_position)
-        return next.suspect_position;
-    for (uint32_t k = 0; k < rc->old.failed_count; k++)
-        if (rc->old.failed[k][0] < rc->list.first[i + 1] && rc->old.failed[k][1] > rc->list.first[i])
-            return SEGMENT_HEADER_BYTES;
-    return 0;
-}
-
 /* ---- walking a segment ---- */
 
 /* A sector that cannot be read is damage like any other: it must not keep a stream from starting. */
@@ -312,7 +271,7 @@ static err goes_on(struct recovery *rc, uint32_t i, uint64_t next_offset, bool *
     *yes = false;
     while (i + 1 < rc->list.count) {
         uint64_t next = rc->list.first[i + 1];
-        if (next == next_offset || (next > next_offset && suspect_from(rc, i))) {
+        if (next == next_offset || (next > next_offset && recovery_suspect_from(rc, i))) {
             *yes = true;
             return OK;
         }
@@ -367,7 +326,7 @@ static err walk_one(struct recovery *rc, uint32_t i, uint64_t verify_from, bool 
 /* Segments older than the durable place: only what is not whole is touched. */
 static err tend_older(struct recovery *rc, uint32_t i, struct fault *f)
 {
-    uint64_t suspect = suspect_from(rc, i);
+    uint64_t suspect = recovery_suspect_from(rc, i);
     uint64_t next = rc->list.first[i + 1];
     struct index_record last;
     uint32_t seed;
@@ -384,7 +343,7 @@ static err tend_older(struct recovery *rc, uint32_t i, struct fault *f)
 
 static err walk_all(struct recovery *rc, struct fault *f)
 {
-    uint32_t start = walk_start(rc);
+    uint32_t start = recovery_walk_start(rc);
     err e = OK;
     for (uint32_t i = 0; i < start && !e; i++) e = tend_older(rc, i, f);
     bool more = rc->list.count > 0;
@@ -522,6 +481,11 @@ static bool found_is_synced(struct recovery_once *once, const char *directory)
     return synced;
 }
 
+void recovery_once_settle(struct recovery_once *once)
+{
+    if (once->state == RECOVERY_UNSYNCED) once->state = RECOVERY_EACH_SYNCS;
+}
+
 /* What it has cut or written may not be on the disk, and it may be run again. */
 static void each_syncs(struct recovery_once *once)
 {
@@ -538,7 +502,7 @@ static err recover(struct recovery *rc, const struct log_options *options, struc
     if (!e) e = control_old_read(rc->directory, &rc->old, f);
     if (!e) e = segment_list_read(rc->directory, &rc->list, f);
     if (e) return e;
-    learn_durable(rc);
+    recovery_learn_durable(rc);
     rc->epoch = rc->old.epoch;
     e = backed_take(rc, f);
     uint64_t first_seen = rc->list.count ? rc->list.first[0] : rc->stored_to;
@@ -586,6 +550,7 @@ err recovery_run(const char *directory, const struct log_options *options, struc
     rc.commit.segment = UINT64_MAX; /* none yet */
     e = recover(&rc, options, f);
     if (e) each_syncs(once);
+    out->next_offset = rc.commit.next_offset;
     segment_list_free(&rc.list);
     free(rc.pieces);
     return e;

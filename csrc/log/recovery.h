@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * recovery: what recovery.c and backed.c share.
+ * recovery: what recovery.c, known.c and backed.c share.
  */
 #ifndef VIBEMQ_LOG_RECOVERY_H
 #define VIBEMQ_LOG_RECOVERY_H
@@ -47,6 +47,17 @@ struct walk {
     uint64_t index_records;
     size_t index_capacity;  /* in bytes */
 };
+
+/* ---- what is known before (known.c) ---- */
+
+/* By the old control block and the segments' headers. */
+void recovery_learn_durable(struct recovery *rc);
+/* The first segment that must be walked. */
+uint32_t recovery_walk_start(const struct recovery *rc);
+/* 0, or from where on segment `i` may be torn although durable has moved past it. */
+uint64_t recovery_suspect_from(const struct recovery *rc, uint32_t i);
+
+/* ---- the walk ---- */
 
 /* ERR_CORRUPT: neither the segment's nor its index's header is whole, so nothing in it can
  * be told from noise.  After OK, and only then, `index` is to be freed. */

@@ -33,6 +33,7 @@ struct recovery_cut {
 struct recovery_report {
     bool ran;                        /* false: same boot, nothing done */
     uint64_t chunks_checked, bytes_checked;
+    uint64_t next_offset;            /* where the log goes on, if it ran */
     uint32_t cut_count;              /* all of them, also those past the maximum */
     uint64_t cut_bytes;              /* of all of them */
     uint32_t given_back;             /* segments that were not whole here any more, and are in the object store */
@@ -48,6 +49,12 @@ struct recovery_once {
     dev_t device; /* that is synced */
 };
 void recovery_once_init(struct recovery_once *once);
+/* From here on nobody syncs a whole file system: who comes after finds it done, or syncs its own. */
+void recovery_once_settle(struct recovery_once *once);
+
+/* How much work recovery_run has ahead of it there, in bytes to be checked.  0 where the log is of this boot.
+ * The errors of log_open but ERR_STALE, ERR_IO, ERR_NO_MEMORY. */
+err recovery_ahead(const char *directory, uint64_t *bytes, struct fault *f);
 
 /* Only while no other process has the log open; `once` may be NULL.  `options` are those of the new control block; where there is
  * nothing to recover, their limits are set (log_set_limits).

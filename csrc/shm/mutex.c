@@ -37,10 +37,3 @@ enum mutex_taken mutex_lock(struct mutex *m)
 }
 
 void mutex_unlock(struct mutex *m) { CHECK(pthread_mutex_unlock(&m->raw) == 0); }
-
-bool mutex_is_free(struct mutex *m)
-{
-    int result = pthread_mutex_trylock(&m->raw);
-    if (result == 0 || result == EOWNERDEAD) mutex_unlock(m);
-    return result == 0;
-}

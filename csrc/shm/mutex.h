@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdbool.h>
 
 struct mutex { pthread_mutex_t raw; };
 
@@ -25,9 +24,5 @@ int mutex_init(struct mutex *m);
 enum mutex_taken mutex_lock(struct mutex *m);
 
 void mutex_unlock(struct mutex *m);
-
-/* Is it nobody's, with no dead holder to inherit from?  For one that may be of another boot: where not, it must be
- * made anew. */
-bool mutex_is_free(struct mutex *m);
 
 #endif

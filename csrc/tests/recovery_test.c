@@ -5,8 +5,6 @@
  */
 #include "../log/upkeep.h"
 
-#include <sys/wait.h>
-
 #include "../log/handle.h"
 #include "log_help.h"
 
@@ -348,113 +346,32 @@ TEST(in_the_same_boot_there_is_nothing_to_do)
     EXPECT_ERR(ERR_NOT_FOUND, recovery_run("/nowhere/at/all", &options, NULL, &report, NULL));
 }
 
-static const uint8_t other_boot[17] = "another boot....";
-
-static struct control *page_of_other_boot(void)
+TEST(what_recovery_has_ahead_is_what_nobody_has_synced_and_the_headers_of_the_rest)
 {
-    struct control *c = log_control(l);
-    memcpy(c->boot_id, other_boot, sizeof c->boot_id);
-    return c;
-}
-
-static void die_with(struct mutex *m)
-{
-    pid_t pid = fork();
-    if (pid == 0) {
-        mutex_lock(m);
-        _exit(0);
-    }
-    waitpid(pid, NULL, 0);
-}
-
-TEST(after_a_stop_in_another_boot_a_log_goes_on_as_it_is)
-{
-    struct log_options fewer = options;
-    struct log_appended a;
-    struct batch b;
-    fewer.retention_bytes_max = 12345;
+    uint64_t all, synced, none, durable;
+    struct recovery_report report;
     make_log();
-    struct control *c = page_of_other_boot();
-    struct commit ended;
-    control_committed(c, &ended);
-    uint32_t epoch = c->epoch;
-    atomic_store(&c->holders, 3);
-    log_close(l);
-    EXPECT_ERR(ERR_STALE, log_open(path, &l, NULL));
-    EXPECT(log_resume(path, other_boot, &fewer));
-    EXPECT_OK(log_open(path, &l, NULL));
-    c = log_control(l);
-    struct durable d;
-    control_durable(c, &d);
-    EXPECT_EQ(ended.next_offset, d.offset);
-    EXPECT_EQ(epoch, c->epoch);
-    EXPECT_EQ(0, atomic_load(&c->holders));
-    EXPECT_EQ(12345, atomic_load(&c->retention_bytes_max));
-    batch_init(&b, NULL);
-    EXPECT_OK(help_fill(l, &b, 3, 50, &a));
-    EXPECT_EQ(ended.next_offset, a.first_offset);
-    batch_free(&b);
-    log_close(l);
-}
-
-static void harm_died_with(struct control *c) { die_with(&c->mutex); }
-static void harm_died_syncing(struct control *c) { die_with(&c->durable_mutex); }
-static void harm_unrepaired(struct control *c) { atomic_store(&c->repair_wanted, 1); }
-static void harm_failed(struct control *c) { control_failed_add(c, 1, 2); }
-static void harm_failed_segment(struct control *c) { atomic_store(&c->sync_failed_segment, 1); }
-
-TEST(a_log_that_somebody_died_with_or_that_failed_is_left_to_recovery)
-{
-    static void (*const harms[])(struct control *c) = {harm_died_with, harm_died_syncing, harm_unrepaired, harm_failed,
-                                                       harm_failed_segment};
-    for (size_t i = 0; i < sizeof harms / sizeof harms[0]; i++) {
-        make_log();
-        harms[i](page_of_other_boot());
-        log_close(l);
-        EXPECT(!log_resume(path, other_boot, &options));
-        struct recovery_report report;
-        EXPECT_OK(recovery_run(path, &options, NULL, &report, NULL));
-        EXPECT(report.ran);
+    EXPECT_OK(recovery_ahead(path, &none, NULL));
+    EXPECT_EQ(0, none);
+    memset(log_control(l)->boot_id, 0, sizeof log_control(l)->boot_id);
+    EXPECT_OK(recovery_ahead(path, &all, NULL));
+    EXPECT_OK(log_sync(l, &durable, NULL));
+    EXPECT_EQ(60, durable);
+    EXPECT_OK(recovery_ahead(path, &synced, NULL));
+    uint64_t bytes = 0, last = 0;
+    for (unsigned i = 0; i < 12; i++) {
+        bytes += places[i].bytes;
+        last += places[i].segment == places[11].segment;
     }
-}
-
-TEST(a_log_that_misses_what_was_committed_is_left_to_recovery)
-{
-    static const char *const names[] = {"tracking", SEGMENT_SUFFIX, INDEX_SUFFIX};
-    for (int cut = 0; cut < 2; cut++) {
-        for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-            make_log();
-            struct file_path file = file_path_name(path, names[i]);
-            if (i) file = file_path_numbered(path, l->segment, names[i]);
-            page_of_other_boot();
-            log_close(l);
-            struct stat st;
-            EXPECT_EQ(0, stat(file.text, &st));
-            EXPECT_EQ(0, cut ? truncate(file.text, st.st_size - 1) : unlink(file.text));
-            EXPECT(!log_resume(path, other_boot, &options));
-            struct recovery_report report;
-            EXPECT_OK(recovery_run(path, &options, NULL, &report, NULL));
-            EXPECT_OK(log_open(path, &l, NULL));
-            log_close(l);
-        }
-    }
-}
-
-TEST(a_log_of_neither_boot_and_a_copied_or_deleted_one_are_left_to_recovery)
-{
-    char command[1400], copy[600];
-    make_log();
-    page_of_other_boot()->boot_id[0] = 'x';
-    EXPECT(!log_resume(path, other_boot, &options));
-    page_of_other_boot();
-    snprintf(copy, sizeof copy, "%s-copy", path);
-    snprintf(command, sizeof command, "cp -r '%s' '%s'", path, copy);
-    EXPECT_EQ(0, system(command));
-    EXPECT(!log_resume(copy, other_boot, &options));
-    log_mark_deleted(l);
-    EXPECT(!log_resume(path, other_boot, &options));
-    EXPECT(!log_resume("/nowhere/at/all", other_boot, &options));
+    EXPECT(all >= bytes + 12 * 1024);
+    EXPECT_EQ(last * 1024, synced / 1024 * 1024);
+    EXPECT_OK(recovery_run(path, &options, NULL, &report, NULL));
+    EXPECT(report.ran && report.bytes_checked == 0);
+    EXPECT_EQ(60, report.next_offset);
+    EXPECT_OK(recovery_ahead(path, &none, NULL));
+    EXPECT_EQ(0, none);
     log_close(l);
+    EXPECT_ERR(ERR_NOT_FOUND, recovery_ahead("/nowhere/at/all", &none, NULL));
 }
 
 TEST(a_copied_directory_is_stale_and_recovers)

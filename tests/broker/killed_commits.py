@@ -28,7 +28,7 @@ import vibemq.storage.log as logs
 from vibemq.broker.disk import Reserve
 from vibemq.broker.transactions import Run, State, Transactions
 from vibemq.config import Config, Server
-from vibemq.server.recovery import recover_all
+from vibemq.server.recovery import Recovery
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.transactions import STAGING
 
@@ -98,7 +98,7 @@ def main(
 
     def start() -> None:
         metadata, _ = opened(folder)
-        recover_all(metadata, 500_000_000, 67_108_864, reserve=Reserve(folder, 0))
+        Recovery(metadata, 500_000_000, 67_108_864, reserve=Reserve(folder, 0)).before_serving()
         metadata.close()
 
     def prepare() -> None:

@@ -16,7 +16,7 @@ from vibemq.broker.disk import Reserve
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs
 from vibemq.remote.tier import Tier
-from vibemq.server.recovery import recover_all
+from vibemq.server.recovery import Recovery
 from vibemq.storage.log import Log
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
@@ -83,7 +83,7 @@ class World:
     def recover(self, metadata: Metadata | None = None) -> None:
         store = self.configuration().store
         sizes = store.segment_size_bytes, store.segment_size_bytes
-        recover_all(metadata or self.metadata, *sizes, reserve=Reserve(self.data, 0))
+        Recovery(metadata or self.metadata, *sizes, reserve=Reserve(self.data, 0)).before_serving()
 
 
 def counted(monkeypatch, owner: type, name: str) -> list[object]:

@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Before the workers start: every stream usable or named, leftovers removed only where nothing is lost."""
+"""At a start: every stream usable or named, leftovers removed only where nothing is lost."""
 
 import os
 import shutil
+import signal
+import sys
 import threading
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from other_boot import OTHER_BOOT, write_in_another_boot
+import running
+from other_boot import OTHER_BOOT, boot_of, write_in_another_boot
 
 import vibemq.storage.log as logs
 from vibemq.broker.disk import PIECE_BYTES, Reserve
+from vibemq.client._streams import read_message, write_message
+from vibemq.client.streams import StreamsConnection
 from vibemq.errors import StorageError
 from vibemq.server import recovery
+from vibemq.server.processes import fork
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.offsets import StoredOffsets
+
+EPOCH_AT = slice(40, 44)  # in the control page
 
 
 @pytest.fixture
@@ -30,8 +39,8 @@ def create(metadata, name, **arguments):
     return metadata.create_stream("/", name, arguments, "os", 100, prepare=lambda record: logs.create(record.directory))
 
 
-def recover(metadata, stopped=b""):
-    return recovery.recover_all(metadata, 500_000_000, 67_108_864, reserve=reserve_of(metadata), stopped=stopped)
+def recover(metadata):
+    return recovery.Recovery(metadata, 500_000_000, 67_108_864, reserve=reserve_of(metadata)).before_serving()
 
 
 def reserve_of(metadata):
@@ -43,33 +52,6 @@ def test_streams_of_this_boot_are_usable_as_they_are(metadata, caplog):
     with caplog.at_level("INFO"):
         assert recover(metadata) == 3
     assert caplog.text == ""
-    for record in records:
-        logs.Log(record.directory).close()
-
-
-def test_after_a_noted_stop_streams_of_that_boot_get_their_limits_and_nothing_else_is_looked_at(metadata, monkeypatch):
-    records = [create(metadata, f"s{n}", **{"stream-filter-size-bytes": "32"}) for n in range(3)]
-    for record in records:
-        write_in_another_boot(record.directory)
-    monkeypatch.setattr(recovery.logs, "recover", lambda *_, **__: pytest.fail("it was looked at"))
-    assert recover(metadata, OTHER_BOOT) == 3
-    for record in records:
-        held = logs.Log(record.directory)
-        assert held.filter_size_bytes == 32
-        held.close()
-
-
-def test_after_a_noted_stop_what_is_of_no_or_a_third_boot_is_recovered_and_so_are_queues(metadata, caplog):
-    records = [create(metadata, name) for name in ("stopped", "of a third boot", "without a page")]
-    make = partial(metadata.create_stream, "/", "jobs", {}, "os", 100, queue={})
-    records.append(make(prepare=lambda record: logs.create(record.directory)))
-    for record in records:
-        write_in_another_boot(record.directory)
-    write_in_another_boot(records[1].directory, b"the third boot..")
-    os.unlink(os.path.join(records[2].directory, "control"))
-    with caplog.at_level("INFO"):
-        assert recover(metadata, OTHER_BOOT) == 4
-    assert "recovered 3 streams" in caplog.text
     for record in records:
         logs.Log(record.directory).close()
 
@@ -194,10 +176,8 @@ def test_stored_offsets_that_outlived_their_messages_are_set_back(metadata, monk
     stored = StoredOffsets(record.directory)
     for reference, offset in ((b"a", 0), (b"b", 7), (b"c", 2**64 - 1)):
         stored.store(reference, offset)
-    report = logs.RecoveryReport(True, 9, 9000)
-    held = SimpleNamespace(stats=lambda: SimpleNamespace(next_offset=end), close=lambda: None)
+    report = logs.RecoveryReport(True, 9, 9000, next_offset=end)
     monkeypatch.setattr(recovery.logs, "recover", lambda directory, **options: report)
-    monkeypatch.setattr(recovery.logs, "Log", lambda directory: held)
     recover(metadata)
     assert StoredOffsets(record.directory).all() == expected
     assert f": 'c' had stored offset {2**64 - 1}, and messages end before {end}" in caplog.text
@@ -315,3 +295,169 @@ def test_limits_are_those_of_the_policies_and_a_queues_segments_those_of_queues(
     assert recover(metadata) == 3
     assert isinstance(shared[0], logs.SyncOnce) and shared == [shared[0]] * 3
     assert seen == {"orders": (2, 500_000_000), "jobs": (0, 67_108_864), "both": (0, 500_000_000)}
+
+
+# ---- what is left for later ----
+
+
+@pytest.fixture
+def left(metadata, monkeypatch):
+    """A start that had no time for its logs, all of another boot."""
+    monkeypatch.setattr(logs, "_left", set())
+    monkeypatch.setattr(logs, "_refused", {})
+    for n in range(40):
+        create(metadata, f"s{n:02}", **{"stream-filter-size-bytes": "32"})
+    for record in metadata.streams():
+        write_in_another_boot(record.directory)
+    found = recovery.Recovery(metadata, 500_000_000, 67_108_864, reserve=reserve_of(metadata))
+    assert found.before_serving(-1) == 0
+    assert list(found.left) == [record.directory for record in metadata.streams()]
+    return found
+
+
+def beside(left):
+    """The process that looks at the rest; its pid."""
+    return fork("recovery", lambda: None, left.beside_the_work)
+
+
+def epoch_of(directory):
+    return int.from_bytes(Path(directory, "control").read_bytes()[EPOCH_AT], sys.byteorder)
+
+
+def exit_code(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_queues_transactions_and_missing_directories_are_never_left(metadata, monkeypatch, caplog):
+    monkeypatch.setattr(logs, "_left", set())
+
+    def prepare(record):
+        logs.create(record.directory)
+
+    metadata.create_stream("/", "jobs", {}, "os", 100, prepare=prepare, queue={})
+    metadata.create_stream("/", "far", {}, "remote", 100, prepare=prepare)
+    staged = metadata.draft_staging("staged", {}, "os")
+    prepare(staged)
+    metadata.add_staging(staged)
+    shutil.rmtree(create(metadata, "lost").directory)
+    plain = create(metadata, "orders")
+    for record in metadata.logs():
+        if record.name != "lost":
+            write_in_another_boot(record.directory)
+    found = recovery.Recovery(metadata, 500_000_000, 67_108_864, reserve=reserve_of(metadata))
+    with caplog.at_level("INFO"):
+        assert found.before_serving(-1) == 4
+    assert list(found.left) == [plain.directory]
+    assert "recovered 3 streams" in caplog.text
+    assert "1 streams more are looked at beside the work, and each when it is first used" in caplog.text
+
+
+@pytest.mark.parametrize("use", [logs.Log, StoredOffsets, logs.housekeep])
+def test_a_log_that_was_left_is_recovered_by_whoever_uses_it(left, use):
+    directory, other, *_ = left.left
+    use(directory)
+    held = logs.Log(directory)
+    assert held.filter_size_bytes == 32
+    assert boot_of(directory) != OTHER_BOOT
+    assert boot_of(other) == OTHER_BOOT
+    held.close()
+
+
+def test_all_that_were_left_are_recovered_by_a_process_beside_the_work(left):
+    assert exit_code(beside(left)) == 0
+    assert OTHER_BOOT not in {boot_of(directory) for directory in left.left}
+
+
+def test_a_log_that_many_want_at_once_is_recovered_once(left):
+    """A second recovery would take the page from under who appends already."""
+
+    def uses_all():
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(4):
+                pool.map(lambda directory: logs.Log(directory).close(), left.left)
+        return 0
+
+    epochs = {directory: epoch_of(directory) for directory in left.left}
+    pids = [beside(left), *(fork("worker", lambda: None, uses_all) for _ in range(3))]
+    assert [exit_code(pid) for pid in pids] == [0] * 4
+    assert {directory: epoch_of(directory) for directory in left.left} == {
+        directory: epoch + 1 for directory, epoch in epochs.items()
+    }
+
+
+def test_a_log_with_much_to_check_cannot_be_used_until_the_process_was_there(left, monkeypatch):
+    directory = next(iter(left.left))
+    with open(os.path.join(directory, f"{0:020}.segment"), "ab") as file:
+        file.write(bytes(1000))
+    monkeypatch.setattr(recovery, "CHECKED_ON_USE_BYTES_MAX", 999)
+    with pytest.raises(StorageError, match="is being checked") as refused:
+        logs.Log(directory)
+    assert refused.value.code == "ERR_STALE"
+    assert "try again" in refused.value.hint
+    assert exit_code(beside(left)) == 0
+    logs.Log(directory).close()
+
+
+def test_a_stream_that_is_deleted_meanwhile_is_no_error(left, metadata, capfd):
+    directory = next(iter(left.left))
+    held = logs.Log(directory)
+    held.mark_deleted()
+    held.close()
+    assert exit_code(beside(left)) == 0
+    logs.remove(directory)
+    assert exit_code(beside(left)) == 0
+    assert "cannot be used" not in capfd.readouterr().err
+
+
+def test_a_log_that_was_left_and_cannot_be_recovered_says_why_to_who_uses_it(left, monkeypatch, caplog):
+    def fails(directory, **options):
+        raise StorageError("ERR_IO", "input/output error at byte 4096")
+
+    directory, other, *_ = left.left
+    with monkeypatch.context() as patched:
+        patched.setattr(recovery.logs, "recover", fails)
+        for _ in range(2):
+            with pytest.raises(StorageError, match="input/output error at byte 4096"):
+                logs.Log(directory)
+    assert caplog.text.count("stream 's00'") == 1
+    logs.Log(other).close()
+
+
+def test_the_process_beside_the_work_ends_when_it_is_asked_to(left, monkeypatch):
+    ours, theirs = os.pipe()
+
+    def waits(directory, **options):
+        os.write(theirs, b"1")
+        signal.pause()
+
+    monkeypatch.setattr(recovery.logs, "recover", waits)
+    pid = beside(left)
+    os.read(ours, 1)
+    os.kill(pid, signal.SIGTERM)
+    assert exit_code(pid) == 0
+    assert boot_of(next(reversed(left.left))) == OTHER_BOOT
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.mark.parametrize("options", [[], ["--without-process"]])
+def test_what_a_start_has_left_is_all_there_for_clients(tmp_path, monkeypatch, capfd, options):
+    names = [f"s{n}" for n in range(4)]
+    with running.broker(tmp_path) as server, StreamsConnection.connect(server.host, server.port) as connection:
+        for name in names:
+            connection.create(name)
+            with connection.publisher(name, reference="r") as publisher:
+                publisher.publish([write_message(f"{name} {n}".encode()) for n in range(100)])
+    for directory in (tmp_path / "streams").iterdir():
+        write_in_another_boot(directory)
+    starts = [sys.executable, str(Path(__file__).with_name("leaving_broker.py")), *options]
+    monkeypatch.setattr(running, "SERVE", [*starts, *running.SERVE[3:]])
+    with running.broker(tmp_path) as server, StreamsConnection.connect(server.host, server.port) as connection:
+        for name in names:
+            with connection.publisher(name, reference="r") as publisher:
+                assert publisher.publish([write_message(b"one more")]) == 101, "what was published under it is known"
+            messages = (message for chunk in connection.read_chunks(name, 0) for _, message in chunk.messages())
+            bodies = [read_message(message)[0] for message in messages]
+            assert bodies == [*(f"{name} {n}".encode() for n in range(100)), b"one more"]
+    assert "4 streams more are looked at beside the work" in running.written(capfd)
+    assert "ERROR" not in running.written(capfd)

@@ -131,7 +131,7 @@ def test_the_owner_of_the_database_and_of_the_lock_is_named(reachable):
     datadir.prepare(str(data))
     os.chown(data, STRANGER, STRANGER)
     os.chown(data / "streams", STRANGER, STRANGER)
-    os.close(datadir.acquire(str(data))[0])
+    os.close(datadir.acquire(str(data)))
     metadata = Metadata(str(data / "meta.db"))
     assert metadata.users() == []
     metadata.close()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def seats(worker_count: int) -> dict[str, int]:
     """Where each process counts, by its name: the workers by their index."""
-    names = [*(f"worker {index}" for index in range(worker_count)), "supervisor", "admin", "archiver"]
+    names = [*(f"worker {index}" for index in range(worker_count)), "supervisor", "admin", "archiver", "recovery"]
     return {name: seat for seat, name in enumerate(names)}
 
 

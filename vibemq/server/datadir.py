@@ -2,8 +2,7 @@
 """The data directory: made for its owner only, used by one broker at a time.
 
 ``DATA/lock`` is held with flock by the supervisor and, through the inherited descriptor, by every worker: a supervisor
-that was killed cannot be followed by a new one while its workers still finish.  In it stands who has it, or, after a
-stop that has put everything on the disk, in which boot that was: then the next start need not look at every log.
+that was killed cannot be followed by a new one while its workers still finish.
 """
 
 import contextlib
@@ -11,13 +10,10 @@ import fcntl
 import logging
 import os
 import pwd
-import re
 import time
 
-import vibemq
 from vibemq.errors import AlreadyRunning, ConfigError, SetupError
 from vibemq.storage import identity, ownership
-from vibemq.storage import log as logs
 
 WAIT_S = 5.0  # workers notice their supervisor's death within a second and then finish what is in flight
 _POLL_S = 0.02
@@ -25,8 +21,6 @@ _POLL_S = 0.02
 CTL_SOCKET = "ctl.sock"
 #: In a backup, which no broker serves from (backup.py).
 BACKUP = "backup.json"
-#: Of another version, which may have written other files, it is not believed.
-_STOPPED = re.compile(rf"stopped ([0-9a-f]{{32}}) {re.escape(vibemq.__version__)}\n")
 BOOT_ID, OWN_FILES = "/proc/sys/kernel/random/boot_id", "/proc/self/fd"
 
 log = logging.getLogger("vibemq.server")
@@ -77,10 +71,10 @@ def prepare(path: str) -> None:
         ) from None
 
 
-def acquire(path: str) -> tuple[int, bytes]:
-    """Take DATA/lock: its descriptor, to be kept open, and the boot in which the last broker noted its stop, or b"".
+def acquire(path: str) -> int:
+    """Take DATA/lock and return its descriptor, to be kept open.  Raises AlreadyRunning, SetupError.
 
-    Waits a moment for the workers of a supervisor that has just died.  Raises AlreadyRunning, SetupError.
+    Waits a moment for the workers of a supervisor that has just died.
     """
     try:
         fd = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -95,54 +89,27 @@ def acquire(path: str) -> tuple[int, bytes]:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
-        holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
-        holder = holder if holder.isdecimal() else "unknown"
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         if deadline is None:
             deadline = time.monotonic() + WAIT_S
             said = "%s is in use by pid %s or its workers; waiting up to %g s for them to end"
             log.warning(said, path, holder, WAIT_S)
         if time.monotonic() > deadline:
             os.close(fd)
-            has_ended = holder.isdecimal() and not os.path.exists(f"/proc/{holder}")
-            gone = " (which has ended, but a worker of it has not)" if has_ended else ""
+            gone = "" if os.path.exists(f"/proc/{holder}") else " (which has ended, but a worker of it has not)"
             raise AlreadyRunning(
                 f"the data directory {path} is in use by the broker with pid {holder}{gone}",
                 hint="stop that broker first, or give this one its own --data-dir",
             )
         time.sleep(_POLL_S)  # flock has no timeout, and a signal must still be able to end us
     try:
-        stopped = _STOPPED.fullmatch(os.pread(fd, 128, 0).decode(errors="replace"))
-        _write(fd, f"{os.getpid()}\n")
+        os.ftruncate(fd, os.pwrite(fd, f"{os.getpid()}\n".encode(), 0))  # in this order a full disk has the room
     except OSError as problem:
         os.close(fd)
         raise SetupError(
             f"cannot write {path}/lock: {problem.strerror}", hint="make room on its disk, or check it"
         ) from None
-    return fd, b"" if stopped is None else bytes.fromhex(stopped[1])
-
-
-def put_on_disk(path: str) -> None:
-    """All of the data directory, on whatever file systems its parts are.  Raises OSError, StorageError."""
-    streams = f"{path}/streams"
-    devices = {os.stat(each).st_dev: each for each in (path, streams)}
-    with os.scandir(streams) as entries:
-        for entry in entries:
-            devices.setdefault(entry.stat().st_dev, entry.path)
-    for each in devices.values():
-        logs.sync_all(each)
-
-
-def note_stop(fd: int) -> None:
-    """In DATA/lock: nobody has anything open, and all is on the disk.  Raises OSError."""
-    with open(BOOT_ID) as file:
-        boot_id = file.read().strip().replace("-", "")
-    _write(fd, f"stopped {boot_id} {vibemq.__version__}\n")
-
-
-def _write(fd: int, text: str) -> None:
-    """For a power cut, too: whatever was noted before counts no more from here on."""
-    os.ftruncate(fd, os.pwrite(fd, text.encode(), 0))  # in this order a full disk has the room
-    os.fsync(fd)
+    return fd
 
 
 def require_unserved(path: str) -> None:

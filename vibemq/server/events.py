@@ -21,12 +21,6 @@ EVENTS: dict[str, tuple[str, ...]] = {
     # ---- the broker and its processes ----
     "broker_ready": ("ready: %d workers, %s, data in %s",),
     "broker_stopping": ("%s: stopping; workers have %g s to finish",),
-    "stop_syncs": ("%d streams: all is put on the disk, for the next start not to look at each",),
-    "stop_not_noted": (
-        "%s cannot be put on the disk as a whole: %s",
-        "the next start will look at every stream: not all could be put on the disk now",
-        "the next start will look at every stream: the stop cannot be noted: %s",
-    ),
     "broker_stopped": ("stopped",),
     "advertised_address": ("stream clients are told to connect to %s",),
     "ready_line_not_written": ("the ready line could not be written to standard output: %s",),
@@ -307,6 +301,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "recovery_done": (
         "recovery: %d streams so far, %d bytes checked",
         "recovered %d streams in %.2f s, %d bytes checked",
+        "%d streams more are looked at beside the work, and each when it is first used",
+        "recovered %d streams beside the work in %.2f s, %d bytes checked",
         "removed %s, left over from an interrupted creation or deletion",
     ),
     "recovery_cut": (

@@ -70,6 +70,7 @@ class Process:
     final: dict[int, Callable[[], None]] = field(default_factory=dict)
     #: What asks it to end.  Service managers send SIGTERM to every process at once: who must not end yet has another.
     end_signal: signal.Signals = signal.SIGTERM
+    ends_by_itself: bool = False  # its work has an end, and then nobody takes its place
     listeners: dict[str, socket.socket] = field(default_factory=dict)
     pid: int = 0
     pidfd: int = -1
@@ -162,6 +163,8 @@ class Process:
         self.pidfd = -1
         if self.stopping:
             log.log(logging.INFO if code == 0 else logging.WARNING, "%s, pid %d, %s", self.label, pid, how)
+            return
+        if self.ends_by_itself and code == 0:
             return
         if self.replacing and code == 0:
             self.replacing, self.restart_at_s = False, time.monotonic()

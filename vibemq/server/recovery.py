@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Before the workers start: make every stream's log usable, and clear away what nobody owns.
+"""Make every stream's log usable after a new boot, and clear away what nobody owns.
+
+All of it before the workers start, unless that takes longer than BEFORE_SERVING_S, as with tens of thousands of
+streams: the logs that are left then are looked at by a process of their own, and each by whoever uses it sooner.
 
 One stream that cannot be recovered, or of which a newer version wrote any file, never keeps the others from starting:
 it is logged with file and position, and opening it fails with that reason until the next start.  A directory that the
@@ -7,13 +10,17 @@ metadata does not know is what a crash left of a creation or a deletion, or what
 is removed only if that can lose nothing (marked as deleted, or empty), and else stays and is named.
 """
 
+import errno
+import fcntl
 import logging
+import math
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,68 +34,149 @@ from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.transactions import STAGING
 
+#: For so long a start looks at logs before it serves.
+BEFORE_SERVING_S = 4.0
+#: Who uses a log that is left waits until so much of it is checked, a few hundredths of a second.  A log with more
+#: cannot be used until the process of its own has been there.
+CHECKED_ON_USE_BYTES_MAX = 64 << 20
 #: Each waits for the disk some ten times to have written little, and those waits can be shared.
 RECOVERIES_AT_A_TIME = 8
 #: Logs that one of them takes at once, at most: with one each, handing them out costs as much as looking at them.
 LOGS_AT_ONCE = 32
+#: So many are looked at before the clock is.
+STEP = RECOVERIES_AT_A_TIME * LOGS_AT_ONCE
+#: Beside the work, the work comes first.
+NICENESS = 10
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 log = logging.getLogger("vibemq.server")
 Outcome = TypeVar("Outcome")
 
 
-def recover_all(
-    metadata: Metadata, segment_size_bytes: int, queue_segment_size_bytes: int,
-    chunk_messages_max: int = CHUNK_MESSAGES_MAX, local_limits: tuple[int, int] = (0, 0), *, reserve: Reserve,
-    stopped: bytes = b"",
-) -> int:  # fmt: skip
-    """Recover every stream, and set its limits as they are now; returns how many were usable.
+class Recovery:
+    """Of one start."""
 
-    ``stopped``: the boot in which the last broker noted that it had put all on the disk (datadir.acquire); logs that
-    were last open in it need no more than their limits.
-    What recovery writes (copies of what it cuts, indexes) gets the reserve where the disk is full.
-    """
-    began = time.monotonic()
-    usable = checked = checked_bytes = 0
-    known: set[str] = set()
-    policies = metadata.held_policies()
-    told = began
-    once = logs.SyncOnce()
+    def __init__(
+        self, metadata: Metadata, segment_size_bytes: int, queue_segment_size_bytes: int,
+        chunk_messages_max: int = CHUNK_MESSAGES_MAX, local_limits: tuple[int, int] = (0, 0), *, reserve: Reserve,
+    ) -> None:  # fmt: skip
+        """What it writes (copies of what it cuts, indexes) gets the reserve where the disk is full."""
+        self._metadata, self._reserve = metadata, reserve
+        self._segment_sizes = segment_size_bytes, queue_segment_size_bytes
+        self._more_sizes = chunk_messages_max, *local_limits
+        self._policies = metadata.held_policies()
+        self._once = logs.SyncOnce()
+        self._usable = self._checked = self._checked_bytes = 0
+        #: Logs that ``before_serving`` did not come to, by their directories.
+        self.left: dict[str, StreamRecord] = {}
 
-    def recover(record: StreamRecord) -> "logs.RecoveryReport | VibeMQError | None":
+    def before_serving(self, most_s: float = math.inf) -> int:
+        """Recover streams, and set their limits as they are now; how many are known to be usable.  Before the fork.
+
+        What has not been begun after ``most_s`` is left.
+        """
+        began = told = time.monotonic()
+        there = set(os.listdir(self._metadata.streams_dir))
+        at_once: list[StreamRecord] = []
+        can_wait: list[StreamRecord] = []
+        for record in self._metadata.logs():
+            (can_wait if _can_wait(record) and record.incarnation in there else at_once).append(record)
+        known = {record.incarnation for record in (*at_once, *can_wait)}
+        steps = [at_once, *(can_wait[at : at + STEP] for at in range(0, len(can_wait), STEP))]
+        for number, step in enumerate(steps):
+            if number and time.monotonic() > began + most_s:
+                self.left.update((record.directory, record) for record in step)
+                continue
+            for record, report in _at_a_time(self._try, step):
+                self._note(record, report)
+                if time.monotonic() > told + 5:
+                    told = time.monotonic()
+                    log.info("recovery: %d streams so far, %d bytes checked", self._checked, self._checked_bytes)
+        _clear_orphans(self._metadata.streams_dir, known)
+        if self._checked:
+            said = "recovered %d streams in %.2f s, %d bytes checked"
+            log.info(said, self._checked, time.monotonic() - began, self._checked_bytes)
+        if self.left:
+            self._once.settle()
+            logs.leave(self.left, self._look)
+            log.info("%d streams more are looked at beside the work, and each when it is first used", len(self.left))
+        return self._usable
+
+    def beside_the_work(self) -> int:
+        """The life of a process: all that is left; its exit code."""
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # a log of which half is done is begun again
+        os.nice(NICENESS)
+        began, parent = time.monotonic(), os.getppid()
+        self._checked = self._checked_bytes = 0
+        for record, report in _at_a_time(partial(self._try, alone=True), list(self.left.values())):
+            self._note(record, report)
+            if os.getppid() != parent:
+                return 1
+        said = "recovered %d streams beside the work in %.2f s, %d bytes checked"
+        log.info(said, self._checked, time.monotonic() - began, self._checked_bytes)
+        return 0
+
+    def _look(self, directory: str) -> None:
+        """At a log that was left and is used now.  Raises StorageError."""
+        if logs.recovery_ahead(directory) > CHECKED_ON_USE_BYTES_MAX:
+            raise StorageError(
+                "ERR_STALE",
+                f"{directory}: what was written before the machine was started anew is being checked",
+                hint="try again in some seconds; the broker's log says when all is done",
+            )
+        report = self._try(self.left[directory], alone=True)
+        self._note(self.left[directory], report)
+        if isinstance(report, VibeMQError):
+            code = report.code if isinstance(report, StorageError) else "ERR_INVALID"
+            raise StorageError(code, str(report))
+
+    def _try(self, record: StreamRecord, *, alone: bool = False) -> "logs.RecoveryReport | VibeMQError | None":
+        """``alone``: other processes of the broker may look at the same log."""
         # A queue that was a stream before keeps the size of one.
         is_queue = record.queue is not None and not record.queue.get("keep")
-        segment = queue_segment_size_bytes if is_queue else segment_size_bytes
-        sizes = segment, chunk_messages_max, *local_limits
+        sizes = self._segment_sizes[is_queue], *self._more_sizes
         try:
-            options = log_options(policies.arguments(record), record.durability, *sizes)
-            return reserve.retry(partial(_recover, record, options, once, stopped))
+            options = log_options(self._policies.arguments(record), record.durability, *sizes)
+            with _locked(record.directory) if alone else nullcontext():
+                return self._reserve.retry(partial(_recover, record, options, self._once))
         except VibeMQError as problem:
             return problem
 
-    for record, report in _at_a_time(recover, list(metadata.logs())):
-        known.add(record.incarnation)
+    def _note(self, record: StreamRecord, report: "logs.RecoveryReport | VibeMQError | None") -> None:
         if isinstance(report, VibeMQError):
-            problem = report
-            if record.vhost == STAGING and getattr(problem, "code", "") in ("ERR_NOT_FOUND", "ERR_DELETED"):
-                continue  # thrown away, all but the record
-            log.error("stream %r (%s) cannot be used: %s", record.name, record.directory, problem)
-            if isinstance(problem, StorageError):
-                logs.refuse(record.directory, problem)
-            continue
-        usable += 1
+            may_be_gone = record.vhost == STAGING or record.directory in self.left
+            if may_be_gone and getattr(report, "code", "") in ("ERR_NOT_FOUND", "ERR_DELETED"):
+                return  # thrown away, all but the record, or deleted meanwhile
+            log.error("stream %r (%s) cannot be used: %s", record.name, record.directory, report)
+            if isinstance(report, StorageError):
+                logs.refuse(record.directory, report)
+            return
+        self._usable += 1
         if report is None or not report.ran:
-            continue
-        checked += 1
-        checked_bytes += report.bytes_checked
+            return
+        self._checked += 1
+        self._checked_bytes += report.bytes_checked
         _tell_cuts(record.name, report)
-        if time.monotonic() - told > 5:
-            told = time.monotonic()
-            log.info("recovery: %d streams so far, %d bytes checked", checked, checked_bytes)
-    _clear_orphans(metadata.streams_dir, known)
-    if checked:
-        log.info("recovered %d streams in %.2f s, %d bytes checked", checked, time.monotonic() - began, checked_bytes)
-    return usable
+
+
+def _can_wait(record: StreamRecord) -> bool:
+    """A queue's home, a transaction's decision and the archiver need theirs before anybody opens them."""
+    return record.queue is None and record.vhost != STAGING and record.durability != "remote"
+
+
+@contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """Raises StorageError where it is gone: the stream was deleted."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as problem:
+        code = "ERR_NOT_FOUND" if problem.errno == errno.ENOENT else "ERR_IO"
+        raise StorageError(code, f"{directory}: {problem.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _at_a_time(
@@ -105,14 +193,7 @@ def _at_a_time(
             pool.shutdown(cancel_futures=True)
 
 
-def _recover(
-    record: StreamRecord, options: Mapping[str, Any], once: "logs.SyncOnce", stopped: bytes
-) -> "logs.RecoveryReport | None":
-    # What a queue has settled is no part of its log, the store may have more of one than the disk, and what a
-    # transaction has staged is few.
-    is_plain = record.queue is None and record.vhost != STAGING and record.durability != "remote"
-    if stopped and is_plain and logs.resume(record.directory, stopped, **options):
-        return None
+def _recover(record: StreamRecord, options: Mapping[str, Any], once: "logs.SyncOnce") -> "logs.RecoveryReport | None":
     if record.vhost == STAGING:
         return logs.recover(record.directory, once=once, **options)
     if not os.path.isdir(record.directory):
@@ -121,7 +202,7 @@ def _recover(
         return None
     report = logs.recover(record.directory, once=once, **options)
     if report.ran:
-        _pull_back_offsets(record)
+        _pull_back_offsets(record, report.next_offset)
     has_ledger = os.path.exists(os.path.join(record.directory, "ledger"))
     if record.queue is None:
         return report
@@ -150,15 +231,13 @@ def _tell_cuts(name: str, report: "logs.RecoveryReport") -> None:
         log.warning("stream %r: %d cuts in all, %d bytes", name, report.cut_count, report.cut_bytes)
 
 
-def _pull_back_offsets(record: StreamRecord) -> None:
+def _pull_back_offsets(record: StreamRecord, end: int) -> None:
     """Of stored offsets that survived a power cut which their messages did not, make that of the last message.
 
     Other messages get those numbers next, and whoever went on behind the old ones would miss them.
     """
     if not os.path.exists(os.path.join(record.directory, "offsets")):
         return
-    with closing(logs.Log(record.directory)) as held:
-        end = held.stats().next_offset
     offsets = StoredOffsets(record.directory)
     try:
         ahead = {reference: offset for reference, offset in offsets.all().items() if offset >= end}

@@ -33,14 +33,14 @@ from vibemq.broker.limits import ROWS
 from vibemq.config import WORKERS_MAX, Config, OAuth, Tls
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
-from vibemq.server import datadir, handover, housekeeping, listeners, logs, recovery
+from vibemq.server import datadir, handover, housekeeping, listeners, logs
 from vibemq.server.context import DEPOSED, Context, Run, World, seats
 from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.notify import ServiceManager
 from vibemq.server.opening import open_bucket
 from vibemq.server.processes import OUR_SIGNALS, Process, begin_as_init, reap_strangers
+from vibemq.server.recovery import BEFORE_SERVING_S, Recovery
 from vibemq.server.rolling import RollingRestart
-from vibemq.server.stopping import note_stop
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters, shared
 
@@ -117,6 +117,7 @@ class Supervisor:
         self.workers: list[Process] = []
         self.admin: Process | None = None
         self.archiver: Process | None = None
+        self.recoverer: Process | None = None  # where logs are left for it
         self.processes: list[Process] = []  # all of these
         self.killed = 0  # workers that had to be killed at shutdown
         self.manager = ServiceManager()
@@ -143,7 +144,7 @@ class Supervisor:
             check_options(self.config.oauth)
         datadir.require_proc()
         datadir.prepare(self.data_dir)
-        self.lock_fd, self.stopped = datadir.acquire(self.data_dir)  # closed by the end of the last process only
+        self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
         datadir.identify(self.data_dir)
         if self.config.tls != Tls():
             from vibemq.net.certificates import Certificates  # loads OpenSSL, which few brokers need
@@ -276,8 +277,12 @@ class Supervisor:
     def _recover(self, metadata: Metadata, reserve: Reserve) -> None:
         store, of_queues = self.config.store, self.config.queues.segment_size_bytes
         sizes = store.segment_size_bytes, of_queues, store.chunk_messages_max, self.config.local_limits
-        stopped = b"" if self.config.remote.url else self.stopped  # the store may have more than the disk
-        recovery.recover_all(metadata, *sizes, reserve=reserve, stopped=stopped)
+        self.recovery = Recovery(metadata, *sizes, reserve=reserve)
+        self.recovery.before_serving(BEFORE_SERVING_S)
+        if self.recovery.left:
+            calls = self.selector, self._in_child, self._live, self._announce
+            self.recoverer = Process("recovery", "recovery", -1, *calls, lambda _: None, ends_by_itself=True)
+            self.processes.append(self.recoverer)
         metadata.close()  # a connection must not cross a fork
         self.housekeeper = housekeeping.Housekeeper(
             metadata, store.retention_interval_s, store.segment_size_bytes, store.chunk_messages_max,
@@ -335,6 +340,8 @@ class Supervisor:
 
     def _live(self, process: Process, ready_fd: int) -> int:
         """The whole life of a process."""
+        if process is self.recoverer:
+            return self.recovery.beside_the_work()
         run = self.admin_run if process is self.admin else _archiver_run if process is self.archiver else self.run
         assert run is not None
         own: dict[str, Any] = {"listeners": process.listeners, "ready_fd": ready_fd, "epoch": self.epoch}
@@ -401,8 +408,6 @@ class Supervisor:
             self._due(time.monotonic())
             say_due()
         say_rest()
-        if self.announced and not self.deposed:
-            note_stop(self.config, self.lock_fd, self.signals_read)
         log.info("stopped")
         if self.deposed:
             return DEPOSED

@@ -17,9 +17,6 @@ cdef extern from "base/error.h" nogil:
     size_t fault_format(const fault *f, char *out, size_t size)
     err fault_set(fault *f, err code, int sys_errno, const char *where, uint64_t position, uint64_t needed, uint64_t had)
 
-cdef extern from "base/file.h" nogil:
-    err file_sync_system(const char *directory, fault *f)
-
 cdef extern from "base/bytes.h" nogil:
     uint16_t bytes_load16(const uint8_t *p)
     uint32_t bytes_load32(const uint8_t *p)
@@ -352,7 +349,6 @@ cdef extern from "log/log.h" nogil:
         uint64_t first_offset, next_offset, last_chunk, segment_count, bytes
 
     err log_create(const char *directory, const log_options *options, fault *f)
-    bint log_resume(const char *directory, const uint8_t *boot_id, const log_options *options)
     err log_open(const char *directory, log **out, fault *f)
     void log_close(log *l)
     void log_rest(log *l)
@@ -423,6 +419,7 @@ cdef extern from "log/upkeep.h" nogil:
     struct recovery_report:
         bint ran
         uint64_t chunks_checked, bytes_checked
+        uint64_t next_offset
         uint32_t cut_count
         uint64_t cut_bytes
         uint32_t given_back
@@ -431,6 +428,8 @@ cdef extern from "log/upkeep.h" nogil:
     struct recovery_once:
         pass
     void recovery_once_init(recovery_once *once)
+    void recovery_once_settle(recovery_once *once)
+    err recovery_ahead(const char *directory, uint64_t *bytes, fault *f)
     err recovery_run(const char *directory, const log_options *options, recovery_once *once, recovery_report *out,
                      fault *f)
 

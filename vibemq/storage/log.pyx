@@ -8,6 +8,8 @@ each start: create, open, recover, apply retention, remove, dump.
 
 import logging
 import os
+import threading
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -60,7 +62,7 @@ class RecoveryReport(NamedTuple):
     """What recovery found; ``ran`` is False where the log was written in this boot.
 
     ``cuts`` names the first of ``cut_count`` cuts, ``cut_bytes`` is the sum of them all; ``given_back``: segments that
-    were not whole here any more, and are read from the object store.
+    were not whole here any more, and are read from the object store; ``next_offset``: where the log goes on, if it ran.
     """
 
     ran: bool
@@ -70,6 +72,7 @@ class RecoveryReport(NamedTuple):
     cut_count: int = 0
     cut_bytes: int = 0
     given_back: int = 0
+    next_offset: int = 0
 
 
 class LogStats(NamedTuple):
@@ -134,6 +137,10 @@ cdef class SyncOnce:
     def __cinit__(self):
         core.recovery_once_init(&self.once)
 
+    def settle(self):
+        """Before the fork: where none of them has synced all by now, each that comes syncs its own."""
+        core.recovery_once_settle(&self.once)
+
 
 def recover(str directory, SyncOnce once=None, **options) -> RecoveryReport:
     """Make a log usable that another boot wrote; in the same boot only its limits are set (DESIGN: recovery).
@@ -155,35 +162,20 @@ def recover(str directory, SyncOnce once=None, **options) -> RecoveryReport:
     cuts = [Cut(os.fsdecode(<bytes> r.cuts[i].path), r.cuts[i].position, r.cuts[i].bytes, os.fsdecode(<bytes> r.cuts[i].kept))
             for i in range(min(r.cut_count, <uint32_t> core.RECOVERY_CUTS_MAX))]
     return RecoveryReport(r.ran, r.chunks_checked, r.bytes_checked, tuple(cuts), r.cut_count, r.cut_bytes,
-                          r.given_back)
+                          r.given_back, r.next_offset)
 
 
-def resume(str directory, bytes boot_id, **options) -> bool:
-    """Instead of recover, where the last broker noted its stop in boot ``boot_id`` (16 bytes): all is on the disk.
-
-    False: this log must be recovered.
-    """
-    if len(boot_id) != 16:
-        raise ValueError("boot_id: 16 bytes")
-    cdef core.log_options o = _options(options)
-    cdef bytes path = os.fsencode(directory)
-    cdef const char *p = path
-    cdef const uint8_t *boot = boot_id
-    cdef bint yes
-    with nogil:
-        yes = core.log_resume(p, boot, &o)
-    return yes
-
-
-def sync_all(str directory):
-    """Put all of the file system that has ``directory`` on the disk.  Blocks; raises StorageError."""
+def recovery_ahead(str directory) -> int:
+    """How much work recovery has ahead of it there, in bytes to be checked; 0: none.  Raises StorageError."""
     cdef fault f
     cdef err e
+    cdef uint64_t size = 0
     cdef bytes path = os.fsencode(directory)
     cdef const char *p = path
     with nogil:
-        e = core.file_sync_system(p, &f)
+        e = core.recovery_ahead(p, &size, &f)
     check(e, &f)
+    return size
 
 
 def check_versions(str directory):
@@ -212,15 +204,35 @@ def is_refused(str directory) -> bool:
     return directory in _refused
 
 
-def are_refused() -> bool:
-    return bool(_refused)
+#: Logs that the start has left for later, and what looks at one (leave).
+_left: set[str] = set()
+_look = None
+_here = threading.local()
+
+
+def leave(directories: Collection[str], look: Callable[[str], object]):
+    """Whoever uses one of these first, in this process or one forked from it, calls ``look(directory)`` before.
+
+    It makes the log usable, or raises StorageError.  Before the fork.
+    """
+    global _look
+    _left.update(directories)
+    _look = look
 
 
 def require_usable(str directory):
-    """Raises StorageError where the start refused this log."""
+    """Raises StorageError where the start refused this log, or what it has left cannot be done now."""
     problem = _refused.get(directory)
     if problem is not None:
         raise StorageError(problem.code, problem.message)  # a new one: its traceback is its own
+    if directory not in _left or getattr(_here, "is_looking", False):  # which uses the log itself
+        return
+    _here.is_looking = True
+    try:
+        _look(directory)
+    finally:
+        _here.is_looking = False
+    _left.discard(directory)
 
 
 def remove(str directory):
