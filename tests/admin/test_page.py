@@ -515,7 +515,7 @@ def test_a_name_that_no_browser_can_ask_about_is_refused_with_the_reason(page, s
     page.click("button", "New")
     page.fill("dialog input[name=name]", "..")
     page.click("dialog button.main")
-    page.see("dialog .problem", "No browser can ask about what is called")
+    page.see("dialog .problem", 'No browser can ask about what is called "..": something new needs another name.')
     page.press("Escape")
-    go(page, "stream/%2F/..", "`vibemq ctl` can")  # as a link to one that an earlier version made
+    go(page, "stream/%2F/..", "`vibemq ctl delete_queue ..`")  # as a link to one that an earlier version made
     go(page, "streams")

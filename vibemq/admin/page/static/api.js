@@ -16,14 +16,18 @@ let csrf = ""
 export const path = (...parts) => parts.map((part) => `/${encodeURIComponent(part)}`).join("")
 
 // Nothing new is called so; of what an earlier version has made, another address would be asked for.
-const FOLDER = /\/\.\.?(?=[/?]|$)/
+const FOLDER = /\/(\.\.?)(?=[/?]|$)/
+const noAddress = (name) =>
+  `No browser can ask about what is called "${name}": something new needs another name. What is there from before is ` +
+  `deleted by \`vibemq ctl delete_queue ${name}\`; a user by delete_user, a virtual host by delete_vhost, a policy by ` +
+  "clear_policy, a super stream by delete_super_stream."
 
 // A header holds ASCII only.
 const escaped = (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`
 
 async function ask(method, address, body, signal, reason) {
-  if (FOLDER.test(address))
-    throw new Refused(400, "no_address", 'No browser can ask about what is called "." or "..": `vibemq ctl` can.')
+  const folder = FOLDER.exec(address)
+  if (folder) throw new Refused(400, "no_address", noAddress(folder[1]))
   const headers = { "X-CSRF-Token": csrf, Accept: "application/json" }
   if (body !== undefined) headers["Content-Type"] = "application/json"
   if (reason) headers["X-Reason"] = reason.replace(/[^ -~]/g, escaped)
