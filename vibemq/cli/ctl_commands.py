@@ -393,7 +393,8 @@ COMMANDS = {command.name: command for command in (
     Command("list_policies", "Lists the policies of a virtual host.", 'Listing policies for vhost "{vhost}" ...',
             list_policies, columns="vhost name pattern apply-to definition priority"),
     Command("set_user_limits <username> <definition>",
-            "Limits a user: max-connections, max-queues, max-streams, publish-rate (messages/s), as JSON; -1 is none.",
+            "Limits a user: max-connections, max-queues, max-streams, publish-rate (messages/s), as JSON; -1 is none. "
+            "Those of guest hold for who says to be guest, not for who gives no name.",
             'Setting limits "{definition}" for user "{username}" ...', "PUT /user-limits/{username}", codes=_NO_USER,
             body=_limits),
     Command("clear_user_limits <username> <limit>", "Removes one of a user's limits, or `all`.",
