@@ -297,10 +297,10 @@ def test_a_closed_connection_keeps_nothing_of_openssl(authority: Authority) -> N
 
 
 def test_a_taken_tls_port_is_named_by_its_option() -> None:
-    (taken,) = listeners.bind("streams", "127.0.0.1", 0, 1)
+    (taken,) = listeners.bind({"streams": listeners.Place("127.0.0.1", 0, 1)})["streams"]
     taken.listen()
     with taken, pytest.raises(ConfigError) as refused:
-        listeners.bind("streams" + listeners.TLS, "127.0.0.1", taken.getsockname()[1], 1)
+        listeners.bind({"streams" + listeners.TLS: listeners.Place(*taken.getsockname(), 1)})
     assert "streams.tls_port" in refused.value.hint
 
 

@@ -12,6 +12,9 @@ import errno
 import ipaddress
 import os
 import socket
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from vibemq.errors import ConfigError
 from vibemq.server.datadir import CTL_SOCKET, OWN_FILES
@@ -53,14 +56,46 @@ def option(door: str) -> str:
     return f"{door.removesuffix(TLS)}.tls_port" if door.endswith(TLS) else f"--{door}-port"
 
 
-def bind(door: str, host: str, port: int, count: int) -> list[socket.socket]:
-    """``count`` bound sockets on one address; port 0 picks a free port, the same for all.
+class Place(NamedTuple):
+    """Where a door listens, and by how many sockets."""
 
-    They refuse connections until ``listen`` is called on them.  Raises ConfigError.
+    host: str
+    port: int
+    sockets: int
+
+
+def bind(places: Mapping[str, Place]) -> dict[str, list[socket.socket]]:
+    """For each door its sockets, bound to one address; port 0 picks a free port, the same for all of the door.
+
+    They refuse connections until ``listen`` is called on them.  Raises ConfigError, about all doors that cannot.
     """
+    bound: dict[str, list[socket.socket]] = {}
+    refused: dict[str, OSError] = {}
+    with contextlib.ExitStack() as undone:
+        for door, place in places.items():
+            try:
+                bound[door] = _bound(*place)
+            except OSError as why_not:
+                refused[door] = why_not
+            else:
+                for listener in bound[door]:
+                    undone.enter_context(listener)
+        if not refused:
+            undone.pop_all()
+            return bound
+    why, options = [], defaultdict(list)
+    for door, problem in refused.items():
+        host, port, _ = places[door]
+        why.append(f"the {door} door cannot listen on {host}:{port}: {problem.strerror}")
+        options[problem.errno or 0].append(option(door))
+    hints = [HINTS.get(code, "").format(", ".join(each)) for code, each in options.items()]
+    raise ConfigError("; ".join(why), hint="; ".join(filter(None, hints)))
+
+
+def _bound(host: str, port: int, count: int) -> list[socket.socket]:
+    """Raises OSError, and ConfigError for the host."""
     family, address = resolve(host)
-    bound: list[socket.socket] = []
-    try:
+    with contextlib.ExitStack() as undone:
         # The kernel never picks a port for 0 that anybody else uses, with or without SO_REUSEPORT.
         with _new(family, reuse_port=port == 0, address=(address, port)) as first:
             if port:
@@ -68,13 +103,10 @@ def bind(door: str, host: str, port: int, count: int) -> list[socket.socket]:
             # It would pick another one when a socket that was bound to 0 is shut down and listens again, after
             # maintenance: so that one goes, and all that stay are bound to the number.
             number = port or first.getsockname()[1]
-            for _ in range(count):
-                bound.append(_new(family, reuse_port=True, address=(address, number)))
-    except OSError as problem:
-        for listener in bound:
-            listener.close()
-        hint = HINTS.get(problem.errno or 0, "").format(option(door))
-        raise ConfigError(f"the {door} door cannot listen on {host}:{port}: {problem.strerror}", hint=hint) from None
+            bound = [
+                undone.enter_context(_new(family, reuse_port=True, address=(address, number))) for _ in range(count)
+            ]
+        undone.pop_all()
     return bound
 
 

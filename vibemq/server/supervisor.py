@@ -240,21 +240,22 @@ class Supervisor:
         for index in range(self.config.worker_count):
             name = f"worker {index}"
             self.workers.append(Process(name, name, index, *calls, self._on_broken))
-        for door, port in self._doors().items():
-            bound = listeners.bind(door, self.config.server.host, port, len(self.workers))
-            for worker, listener in zip(self.workers, bound, strict=True):
-                worker.listeners[door] = listener
-            self.addresses[door] = listeners.shown(bound[0])
+        host, admin = self.config.server.host, self.config.admin
+        of_workers = {door: listeners.Place(host, port, len(self.workers)) for door, port in self._doors().items()}
+        of_admin: dict[str, listeners.Place] = {}
+        if self.admin_run is not None and admin.enabled:
+            of_admin[ADMIN] = listeners.Place(admin.host, admin.port, 1)
+            if self.config.tls.certificate:
+                of_admin[ADMIN + listeners.TLS] = listeners.Place(admin.host, admin.tls_port, 1)
+        bound = listeners.bind(of_workers | of_admin)
+        self.addresses |= {door: listeners.shown(each[0]) for door, each in bound.items()}
+        for index, worker in enumerate(self.workers):
+            worker.listeners |= {door: bound[door][index] for door in of_workers}
         self.processes = [*self.workers]
         if self.admin_run is not None:
             self.admin = Process(ADMIN, "the admin process", -1, *calls, lambda _: None)
             self.processes.append(self.admin)
-            admin = self.config.admin
-            doors = {ADMIN: admin.port, ADMIN + listeners.TLS: admin.tls_port}
-            for door, port in doors.items() if admin.enabled else ():
-                if door == ADMIN or self.config.tls.certificate:
-                    http = self.admin.listeners[door] = listeners.bind(door, admin.host, port, 1)[0]
-                    self.addresses[door] = listeners.shown(http)
+            self.admin.listeners |= {door: bound[door][0] for door in of_admin}
             self.admin.listeners["ctl"] = listeners.bind_ctl(self.data_dir)
         if self.config.remote.url:
             # Until the workers have ended they wait for what it confirms.
