@@ -115,7 +115,8 @@ cdef class Tail:
 
     def waiting_bytes(self) -> int:
         """Of this segment, from here on."""
-        return max(0, self._limit() - self.position)
+        cdef uint64_t limit = self._limit()
+        return limit - self.position if limit > self.position else 0
 
     cdef uint64_t _limit(self) except? 0:
         cdef commit c
