@@ -52,7 +52,8 @@ def users_add(name: str, superuser: bool, password_stdin: bool, as_json: bool, d
     if not is_superuser:
         click.echo(
             f"  hint: {name} may do nothing yet: `vibemq users grant` lets it use queues, "
-            f"`vibemq ctl set_permissions {name} '.*' '.*' '.*'` streams",
+            f"`vibemq ctl set_permissions {name} '.*' '.*' '.*'` streams, and "
+            f"`vibemq ctl set_user_tags {name} monitoring` the management page and /metrics, to look at",
             err=True,
         )
 
