@@ -57,7 +57,10 @@ class Line:
         parts = [f"{progress.seconds:5.1f} s  {doing:<16}"]
         parts.append(f"sent {progress.sent:>9,}  confirmed {progress.confirmed:>9,}")
         parts.append(f"in Parquet {progress.rows(PARQUET):>9,}  written back {progress.rows(BACK):>9,}")
-        parts.append(f"{confirmed:,.0f} confirmed/s, {written:,.0f} to Parquet/s")
+        if confirmed or progress.rows(PARQUET):
+            parts.append(f"{confirmed:,.0f} confirmed/s, {written:,.0f} to Parquet/s")
+        else:
+            parts.append("publishing waits for Spark's first batch")
         return "  ".join(parts)
 
     def _rates(self) -> tuple[float, float]:

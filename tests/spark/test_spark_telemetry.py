@@ -113,6 +113,17 @@ def test_the_line_says_what_was_done(capsys):
         assert part in text
 
 
+def test_the_line_has_no_rates_while_publishing_waits_for_spark(capsys):
+    progress = Progress()
+    with Line(progress) as line:
+        line.tell("starting Spark")
+        progress.sent, progress.confirmed_by = 600, {"streams": 600}
+        progress.history += [(8.0, 600, 0), (14.0, 600, 0)]
+        line.tell("first batch")
+    for text in capsys.readouterr().err.splitlines():
+        assert text.endswith("publishing waits for Spark's first batch") and "/s" not in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"), [(["--seconds", "0"], "--seconds"), (["--messages", "x"], "--messages")]
 )
