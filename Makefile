@@ -159,6 +159,6 @@ $(VENV)/.docs: $(VENV)/.made pyproject.toml setup.py
 
 # Only what has changed is built again.
 $(VENV)/.built: $(SOURCES) setup.py | $(VENV)/.made
-	@echo "compiling: a minute and a half on two idle cores, and nothing is shown of the C part"
+	@echo "compiling: a minute and a half on two cores that do nothing else, and nothing is shown of the C part"
 	$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
