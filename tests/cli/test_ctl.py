@@ -178,6 +178,8 @@ def test_limits_come_and_go(either, user):
     assert either.rows("list_user_limits", "--user", user) == [{"user": user, "limits": '{"max-queues":9000}'}]
     either.said("clear_user_limits", user, "all")
     assert either.rows("list_user_limits", "--user", user) == []
+    usage = "Usage: vibemq ctl list_user_limits [--user USER]"
+    assert either.refused("list_user_limits", user) == (64, f"too many arguments.\n{usage}")
     assert either.refused("set_user_limits", "nobody", "{}") == (67, 'User "nobody" does not exist')
     either.said("delete_user", "lim")
 

@@ -199,10 +199,16 @@ def _ordered(command: Command, words: Sequence[str], data: DataDir, options: dic
     """The words by their names, and those that come after."""
     wanted = command.words + command.optional_words
     if len(words) < len(command.words):
-        raise Refused(USAGE, f"not enough arguments.\nUsage: vibemq ctl {command.typed}")
+        raise Refused(USAGE, f"not enough arguments.\n{_usage(command)}")
     if len(words) > len(wanted) and not command.takes_more:
-        raise Refused(USAGE, f"too many arguments.\nUsage: vibemq ctl {command.typed}")
+        raise Refused(USAGE, f"too many arguments.\n{_usage(command)}")
     return Order(data, dict(zip(wanted, words, strict=False)), tuple(words[len(wanted) :]), options)
+
+
+def _usage(command: Command) -> str:
+    """With the options of its own: what was typed as a word may be meant for one of them."""
+    own = [option for option in ctl.params if _option(option) in command.options.split()]
+    return " ".join(["Usage: vibemq ctl", command.typed, *(f"[{option.opts[0]} {option.metavar}]" for option in own)])
 
 
 def _columns(command: Command, more: Sequence[str]) -> Sequence[str]:
