@@ -63,11 +63,21 @@ def test_a_slash_at_the_end_is_accepted(http):
     assert http.raw("GET", "/api/whoami/").json == {"name": "guest", "tags": ["administrator"]}
 
 
-def test_what_is_no_json_object_is_400(http, name):
-    half_a_character = '{"tags": "\\ud800"}'
-    for body in ("nonsense", "[1]", "[" * 100_000, half_a_character):
-        reply = http.raw("PUT", f"/api/users/{name}", body)
-        assert (reply.status, reply.json["reason"]) == (400, "not_json")
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("nonsense", "Expecting value, line 1, column 1"),
+        ('{"password": "pw",\n "tags": }', "Expecting value, line 2, column 10"),
+        (b'{"tags": "\xff"}', "no UTF-8 at byte 10"),
+        ("[1]", "an object is needed"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"tags": "\\ud800"}', "a text has half of a character in it"),
+    ],
+    ids=["nothing", "second line", "no UTF-8", "list", "deep", "half a character"],
+)
+def test_what_is_no_json_object_is_400_and_is_told_where(http, name, body, why):
+    reply = http.raw("PUT", f"/api/users/{name}", body)
+    assert (reply.status, reply.json["reason"]) == (400, f"not_json: {why}")
 
 
 def test_a_path_that_is_no_utf8_is_400(http):

@@ -23,7 +23,7 @@ from vibemq.access.scopes import TokenAccess
 from vibemq.access.users import GUEST, Authenticator, Verdict, basic_login, bearer_token
 from vibemq.admin.api.accounts import caller_of, caller_with
 from vibemq.admin.api.answering import handle
-from vibemq.admin.api.calls import NOBODY, OWNER, Answer, Caller, Refused, bad_request, not_found, too_many
+from vibemq.admin.api.calls import NOBODY, OWNER, Answer, Caller, Refused, json_object, not_found, too_many
 from vibemq.admin.api.changes import audit, told
 from vibemq.admin.api.service import Api
 from vibemq.admin.bodies import Bodies
@@ -193,9 +193,7 @@ class Server:
     async def _handle(self, request: web.Request, caller: Caller, path: str, raw: bytes | bytearray) -> Answer:
         threads = self._metrics_threads if path in _METRICS else self._threads
         in_thread = partial(_in_thread, self._ctl_threads if caller is OWNER else threads)
-        body = await in_thread(_parsed, raw) if raw else {}
-        if not isinstance(body, dict):
-            raise bad_request("not_json")
+        body = await in_thread(json_object, raw) if raw else {}
         method = "GET" if request.method == "HEAD" else request.method
         reason = request.headers.get("X-Reason", "")
         answer: Answer
@@ -285,16 +283,6 @@ def _detail(body: dict[str, Any]) -> str:
     shown = ", ".join(f"{name} {value!r}" for name, value in told(body).items())
     cut = shown if len(shown) <= _SHOWN_CHARACTERS_MAX else f"{shown[:_SHOWN_CHARACTERS_MAX]}..."
     return f" ({cut})" if cut else ""
-
-
-def _parsed(body: bytes | bytearray) -> object:
-    """None: it is not JSON, or has halves of characters, which neither the database nor a terminal takes."""
-    try:
-        found = json.loads(body)
-        json.dumps(found, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return None
-    return found
 
 
 def _response(answer: Answer | web.Response) -> web.Response:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -115,6 +116,29 @@ def bad_request(reason: str) -> Refused:
 
 def not_authorised(reason: str) -> Refused:
     return Refused(401, "not_authorised", reason)
+
+
+def json_object(body: bytes | bytearray) -> dict[str, Any]:
+    """Raises Refused: for what is none, and for halves of characters, which neither the database nor a terminal takes.
+
+    The reason begins as RabbitMQ's, which is one word, and says where, but nothing of what is there.
+    """
+    try:
+        found = json.loads(body)
+        json.dumps(found, ensure_ascii=False).encode()
+    except json.JSONDecodeError as problem:
+        why = f"{problem.msg.strip(' :')}, line {problem.lineno}, column {problem.colno}"
+    except UnicodeDecodeError as problem:
+        why = f"no UTF-8 at byte {problem.start}"
+    except UnicodeEncodeError:
+        why = "a text has half of a character in it"
+    except RecursionError:
+        why = "nested too deeply"
+    else:
+        if isinstance(found, dict):
+            return found
+        why = "an object is needed"
+    raise bad_request(f"not_json: {why}")
 
 
 def text(call: Call, name: str, otherwise: str | None = None) -> str:

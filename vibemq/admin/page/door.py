@@ -13,7 +13,6 @@ the CSRF token in the header X-CSRF-Token. guest is for this machine only here a
 from __future__ import annotations
 
 import hmac
-import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,7 +22,7 @@ from aiohttp import web
 from vibemq.access.users import GUEST, Authenticator
 from vibemq.admin.api.accounts import caller_of
 from vibemq.admin.api.answering import missing_tag
-from vibemq.admin.api.calls import MANAGEMENT, Caller, Refused, bad_request, not_authorised
+from vibemq.admin.api.calls import MANAGEMENT, Caller, Refused, bad_request, json_object, not_authorised
 from vibemq.admin.api.service import Api
 from vibemq.admin.bodies import whole
 from vibemq.admin.page.files import HEADERS, Files
@@ -148,11 +147,8 @@ async def _credentials(request: web.Request) -> tuple[str, str]:
         if not 0 < size <= LOGIN_BYTES_MAX:
             raise bad_request(f"a login has 1 to {LOGIN_BYTES_MAX} bytes, and says how many")
 
-    try:
-        given = json.loads(await whole(request, LOGIN_S, cover))
-    except (ValueError, RecursionError):
-        raise bad_request("not_json") from None
-    user, password = (given.get(name) if isinstance(given, dict) else None for name in ("user", "password"))
+    given = json_object(await whole(request, LOGIN_S, cover))
+    user, password = given.get("user"), given.get("password")
     if not isinstance(user, str) or not isinstance(password, str):
         raise bad_request("user and password are needed, as texts")
     return user, password
