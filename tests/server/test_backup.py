@@ -7,6 +7,8 @@ import fcntl
 import hashlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -152,6 +154,12 @@ def test_a_backup_is_private_and_no_broker_serves_from_it(backup, capfd):
     assert "is a backup, which stays as it is" in written(capfd)
 
 
+def hinted(refused: subprocess.CompletedProcess[str]) -> list[str]:
+    """The words of the command that a hint says to type."""
+    (command,) = re.findall(r"`vibemq ([^`]+)`", refused.stderr.partition("hint: ")[2])
+    return shlex.split(command)
+
+
 def test_damage_is_named_and_restored_only_where_that_is_asked_for(backup, tmp_path):
     source, _ = backup
     copied = tmp_path / "backup"
@@ -162,9 +170,10 @@ def test_damage_is_named_and_restored_only_where_that_is_asked_for(backup, tmp_p
         file.write(b"damaged")
     words = ("restore", str(copied), "--data-dir", str(tmp_path / "data"))
     refused = vibemq_command(*words)
-    assert refused.returncode == 1 and victim.name in refused.stderr and "--damaged" in refused.stderr
+    assert refused.returncode == 1 and victim.name in refused.stderr
     assert not (tmp_path / "data").exists()
-    assert vibemq_command(*words, "--damaged").returncode == 0
+    next_words = hinted(refused)
+    assert "--damaged" in next_words and vibemq_command(*next_words).returncode == 0
     with broker(tmp_path / "data", *SMALL) as running, connect(running) as connection:
         behind = int(victim.name[:20]) + 2000
         assert numbers(connection, behind)[0] <= behind
@@ -201,6 +210,9 @@ def test_nothing_is_written_over(backup, tmp_path):
         refused = vibemq_command(*words)
         assert refused.returncode == 1 and ("is not empty" in refused.stderr or "lies in" in refused.stderr)
     assert os.listdir(tmp_path / "full") == ["mine"] and not os.path.exists(f"{data}/inside")
+    next_words = hinted(vibemq_command("restore", str(source), "--data-dir", str(tmp_path / "full")))
+    assert vibemq_command(*next_words).returncode == 0
+    assert (tmp_path / "full-restored" / "meta.db").exists() and os.listdir(tmp_path / "full") == ["mine"]
 
 
 class Meanwhile(backups.Copy):

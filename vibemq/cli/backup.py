@@ -2,6 +2,7 @@
 """``vibemq backup`` and ``vibemq restore``: a data directory, copied while a broker serves from it, and back."""
 
 import os
+import shlex
 import time
 
 import click
@@ -61,7 +62,8 @@ def restore(source: str, copies: bool, takes_damaged: bool, data: DataDir) -> No
     if found and not takes_damaged:
         raise UserError(
             f"{found} segments of {source} are damaged; nothing is restored",
-            hint="restore another backup, or this one with --damaged: the rest of it is whole",
+            hint=f"the rest of it is whole: `vibemq restore {shlex.quote(source)} --damaged --data-dir "
+            f"{shlex.quote(os.path.abspath(data.path))}` restores that; another backup may have it all",
         )
     about = backup.restore(source, os.path.abspath(data.path), links=not copies)
     made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(about.made_ms / 1000))

@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import resource
+import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -95,7 +96,7 @@ class _Cut(NamedTuple):
 
 def back_up(metadata: Metadata, source: str, target: str, *, links: bool = True) -> About:
     """Copy the data directory ``source`` to ``target``, which is made.  Raises SetupError."""
-    _require_empty(source, target)
+    _require_empty(source, target, "choose a new folder; one in use belongs to a broker")
     copy = Copy(links)
     with _ours(source, target), contextlib.ExitStack() as held:
         for record in metadata.logs():  # most of what is to be synced, before anybody waits for it
@@ -262,7 +263,8 @@ def damage(source: str) -> Iterator[str]:
 def restore(source: str, target: str, *, links: bool = True) -> About:
     """Make the data directory ``target`` of a backup, which stays as it is.  Raises SetupError."""
     about = read_about(source)
-    _require_empty(source, target)
+    again = f"`vibemq restore {shlex.quote(source)} --data-dir {shlex.quote(f'{target}-restored')}`"
+    _require_empty(source, target, f"choose a new folder, as in {again}; what is there may belong to a broker")
     copy = Copy(links)
     with _ours(source, target):
         _make(target)
@@ -286,13 +288,11 @@ def restore(source: str, target: str, *, links: bool = True) -> About:
 # ---- both ----
 
 
-def _require_empty(source: str, target: str) -> None:
+def _require_empty(source: str, target: str, hint: str) -> None:
     if os.path.realpath(target).startswith(os.path.realpath(source) + os.sep):
         raise SetupError(f"{target} lies in {source}", hint="choose a folder outside of it, best on another disk")
     if os.path.lexists(target) and (not os.path.isdir(target) or os.listdir(target)):
-        raise SetupError(
-            f"{target} exists and is not empty", hint="choose a new folder; one in use belongs to a broker"
-        )
+        raise SetupError(f"{target} exists and is not empty", hint=hint)
 
 
 def _make(target: str) -> None:
