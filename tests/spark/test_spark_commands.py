@@ -108,7 +108,7 @@ def vibemq(own_broker):
     return run
 
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # three commands, each with the 280 s that it may take
 
 
 def test_ingest_goes_on_where_it_was(spark, own_broker, vibemq, stream, tmp_path):

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from spark_brokers import VibeMQ
 from spark_jobs import Job, batch, expected, forget_last_commit, messages, several_batches, source, sums
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # more than the waits within, which say what did not come
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_a_query_survives_kill_9_of_the_broker(spark, job, mortal, stream):
     frame = source(spark.readStream, mortal, stream, startingOffsets="earliest", maxOffsetsPerTrigger=3_000).load()
     query = job.write(frame).start(job.output)
     try:
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 90
         while not any(progress.numInputRows for progress in query.recentProgress):
             assert query.isActive and time.monotonic() < deadline
             time.sleep(0.05)
