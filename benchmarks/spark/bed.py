@@ -104,6 +104,12 @@ class Bed:
     def scan_parquet(self, size: int) -> DataFrame:
         return self.spark.read.parquet(str(self.parquet(size)))
 
+    def mapped(self, size: int) -> Path:
+        return self.folder / f"mapped-{size}"
+
+    def scan_mapped(self, size: int) -> DataFrame:
+        return self.spark.read.format("mapped").option("folder", str(self.mapped(size))).load()
+
     def bucket(self, size: int) -> str:
         """A folder as an object store, whose broker has ended."""
         return f"file://{self.folder}/bucket-{size}"
@@ -125,6 +131,11 @@ class Bed:
         self.publish(f"one-{size}", size, rows // 2 * 2)
         self.tell(f"{size} B: to Parquet")
         self.write_parquet(self.ours(halves).coalesce(2), self.parquet(size))
+        if "mapped" in self.peers:
+            from benchmarks.spark import mapped  # which imports Spark
+
+            mapped.write(self.parquet(size), self.mapped(size))
+            self.spark.dataSource.register(mapped.Mapped)
         if self.kafka:
             self.to_kafka(halves, f"rows-{size}", 2)
             self.to_kafka(f"one-{size}", f"one-{size}", 1)
@@ -190,6 +201,7 @@ class Bed:
             for name in (f"rows-{size}-0", f"rows-{size}-1", f"one-{size}"):
                 connection.delete(name, missing_ok=True)
         shutil.rmtree(self.parquet(size), ignore_errors=True)
+        shutil.rmtree(self.mapped(size), ignore_errors=True)
         shutil.rmtree(self.folder / f"bucket-{size}", ignore_errors=True)
         if self.kafka:
             for name in (f"rows-{size}", f"one-{size}"):

@@ -32,7 +32,7 @@ from benchmarks.spark.kafka import Kafka, jars
 from vibemq.errors import VibeMQError
 
 WORKS = ("scan", "drain", "sink", fields.WORK, "latency")
-PEERS = ("parquet", "kafka", "bucket")
+PEERS = ("parquet", "kafka", "bucket", "mapped")
 CASES = {"scan": works.scans, "drain": works.drains, "sink": works.sinks}
 ROWS_DEFAULT = 10_000_000
 LARGE_BYTES = 1000  # of rows so large there are a fifth as many

@@ -23,6 +23,7 @@ DRAIN_BATCH_ROWS = 1_000_000
 DRAIN_TIMEOUT_S = 600
 OURS, LOCAL, PARQUET, KAFKA = "vibemq", "vibemq, local reads", "snappy Parquet", "kafka"
 BUCKET = "vibemq, from the bucket"
+MAPPED = "mapped Arrow files, a Python source"
 ONE_TASK, TWO_TASKS = "vibemq, one stream, one task", "vibemq, one stream, two tasks"
 _numbers = itertools.count()
 
@@ -58,6 +59,8 @@ def scans(bed: Bed, size: int) -> Iterator[Case]:
         frames[BUCKET] = partial(bed.ours, halves, endpoints="", remote=bed.bucket(size))
     if "parquet" in bed.peers:
         frames[PARQUET] = partial(bed.scan_parquet, size)
+    if "mapped" in bed.peers:
+        frames[MAPPED] = partial(bed.scan_mapped, size)
     if bed.kafka:
         frames[KAFKA] = partial(bed.theirs, f"rows-{size}")
     whole: dict[str, Any] = {"readMode": "tcp", "maxBytesPerPartition": 0}
