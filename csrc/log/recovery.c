@@ -550,7 +550,6 @@ err recovery_run(const char *directory, const struct log_options *options, struc
     rc.commit.segment = UINT64_MAX; /* none yet */
     e = recover(&rc, options, f);
     if (e) each_syncs(once);
-    out->next_offset = rc.commit.next_offset;
     segment_list_free(&rc.list);
     free(rc.pieces);
     return e;

@@ -33,7 +33,6 @@ struct recovery_cut {
 struct recovery_report {
     bool ran;                        /* false: same boot, nothing done */
     uint64_t chunks_checked, bytes_checked;
-    uint64_t next_offset;            /* where the log goes on, if it ran */
     uint32_t cut_count;              /* all of them, also those past the maximum */
     uint64_t cut_bytes;              /* of all of them */
     uint32_t given_back;             /* segments that were not whole here any more, and are in the object store */

@@ -71,9 +71,10 @@ def test_a_slash_at_the_end_is_accepted(http):
         (b'{"tags": "\xff"}', "no UTF-8 at byte 10"),
         ("[1]", "an object is needed"),
         ("[" * 100_000, "nested too deeply"),
+        ("[" + "1" * 5000 + "]", "a number has too many digits"),
         ('{"tags": "\\ud800"}', "a text has half of a character in it"),
     ],
-    ids=["nothing", "second line", "no UTF-8", "list", "deep", "half a character"],
+    ids=["nothing", "second line", "no UTF-8", "list", "deep", "digits", "half a character"],
 )
 def test_what_is_no_json_object_is_400_and_is_told_where(http, name, body, why):
     reply = http.raw("PUT", f"/api/users/{name}", body)

@@ -13,13 +13,14 @@ from vibemq.cli import main
 from vibemq.server import recovery, supervisor
 
 
-def waits(_: recovery.Recovery) -> int:
-    signal.pause()
+def waits(_: recovery.Recovery, supervisor_pid: int) -> int:
+    signal.sigwait({recovery.END_SIGNAL})
     return 0
 
 
 supervisor.BEFORE_SERVING_S = -1.0
 if sys.argv[1] == "--without-process":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {recovery.END_SIGNAL})
     recovery.Recovery.beside_the_work = waits
     del sys.argv[1]
 main()

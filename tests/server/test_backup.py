@@ -29,7 +29,7 @@ from vibemq.errors import SetupError
 from vibemq.protocols.streams.spec import TransactionState as State
 from vibemq.server import backup as backups
 from vibemq.server.datadir import metadata_path
-from vibemq.storage.log import Log
+from vibemq.storage.log import Log, create
 from vibemq.storage.metadata import Metadata
 
 BATCH = 100
@@ -237,12 +237,26 @@ def test_a_segment_that_goes_to_the_object_store_meanwhile_leaves_its_stub(tmp_p
     (source / f"{active}.remote").write_text("since then it was closed with what came behind, and sent up")
     record = type("Record", (), {"directory": str(tmp_path / "copy")})
     with open(source / f"{active}.segment", "rb") as file:
-        cut = backups._Cut(record, str(source), 7, 4, file.fileno())
+        cut = backups._Cut(record, str(source), 7, 4, file.fileno(), True)
         copy = Meanwhile(lambda path: os.rename(path, path.replace(".segment", ".remote")))
         (source / f"{active}.segment").unlink()
         backups._copy_segments(cut, copy)
     assert sorted(os.listdir(tmp_path / "copy")) == [f"{closed}.remote", f"{active}.segment"]
     assert (tmp_path / "copy" / f"{active}.segment").read_text() == "more"
+
+
+@pytest.mark.parametrize(("boot", "links"), [("this", 2), ("another", 1)])
+def test_only_of_a_log_that_is_recovered_closed_segments_are_linked(tmp_path, boot, links):
+    """Recovery may cut an older segment where it is, and the log goes on in that file."""
+    source, target = tmp_path / "log", tmp_path / "copy"
+    create(str(source))
+    if boot == "another":
+        write_in_another_boot(source)
+    cut = backups._cut(type("Record", (), {"directory": str(target)}), str(source), backups.Copy(links=True))
+    os.close(cut.file)
+    older = f"{0:020}.segment"
+    backups._copy_segments(cut._replace(segment=7, file=None), backups.Copy(links=True))
+    assert (target / older).stat().st_nlink == links
 
 
 def test_a_batch_is_committed_while_segments_are_copied_and_none_of_it_is_in_the_backup(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """At a start: every stream usable or named, leftovers removed only where nothing is lost."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -176,8 +177,10 @@ def test_stored_offsets_that_outlived_their_messages_are_set_back(metadata, monk
     stored = StoredOffsets(record.directory)
     for reference, offset in ((b"a", 0), (b"b", 7), (b"c", 2**64 - 1)):
         stored.store(reference, offset)
-    report = logs.RecoveryReport(True, 9, 9000, next_offset=end)
+    report = logs.RecoveryReport(True, 9, 9000)
+    held = SimpleNamespace(stats=lambda: SimpleNamespace(next_offset=end), close=lambda: None)
     monkeypatch.setattr(recovery.logs, "recover", lambda directory, **options: report)
+    monkeypatch.setattr(recovery.logs, "Log", lambda directory: held)
     recover(metadata)
     assert StoredOffsets(record.directory).all() == expected
     assert f": 'c' had stored offset {2**64 - 1}, and messages end before {end}" in caplog.text
@@ -317,7 +320,8 @@ def left(metadata, monkeypatch):
 
 def beside(left):
     """The process that looks at the rest; its pid."""
-    return fork("recovery", lambda: None, left.beside_the_work)
+    pid = os.getpid()
+    return fork("recovery", lambda: None, lambda: left.beside_the_work(pid))
 
 
 def epoch_of(directory):
@@ -374,7 +378,7 @@ def test_a_log_that_many_want_at_once_is_recovered_once(left):
     def uses_all():
         with ThreadPoolExecutor(4) as pool:
             for _ in range(4):
-                pool.map(lambda directory: logs.Log(directory).close(), left.left)
+                list(pool.map(lambda directory: logs.Log(directory).close(), left.left))
         return 0
 
     epochs = {directory: epoch_of(directory) for directory in left.left}
@@ -398,7 +402,8 @@ def test_a_log_with_much_to_check_cannot_be_used_until_the_process_was_there(lef
     logs.Log(directory).close()
 
 
-def test_a_stream_that_is_deleted_meanwhile_is_no_error(left, metadata, capfd):
+def test_a_stream_that_is_deleted_meanwhile_is_no_error(left, monkeypatch):
+    monkeypatch.setattr(recovery.log, "error", lambda *_: os._exit(9))
     directory = next(iter(left.left))
     held = logs.Log(directory)
     held.mark_deleted()
@@ -406,38 +411,105 @@ def test_a_stream_that_is_deleted_meanwhile_is_no_error(left, metadata, capfd):
     assert exit_code(beside(left)) == 0
     logs.remove(directory)
     assert exit_code(beside(left)) == 0
-    assert "cannot be used" not in capfd.readouterr().err
 
 
-def test_a_log_that_was_left_and_cannot_be_recovered_says_why_to_who_uses_it(left, monkeypatch, caplog):
+@pytest.mark.parametrize("is_used", [True, False])
+def test_stored_offsets_of_a_log_that_was_left_are_set_back_too(left, is_used):
+    directory = next(iter(left.left))
+    monkeyed, logs._left = logs._left, set()
+    stored = StoredOffsets(directory)
+    logs._left = monkeyed
+    stored.store(b"a", 7)
+    if is_used:
+        logs.Log(directory).close()
+    else:
+        assert exit_code(beside(left)) == 0
+    assert StoredOffsets(directory).all() == {}
+
+
+def test_limits_that_were_changed_since_stay_as_they_are_whoever_looks_later(left):
+    directory = next(iter(left.left))
+    at_the_start = set(logs._left)
+    logs.set_limits(directory, filter_size_bytes=64)
+    logs._left.update(at_the_start)  # as in a process that has not used it
+    held = logs.Log(directory)
+    assert held.filter_size_bytes == 64
+    assert exit_code(beside(left)) == 0
+    assert held.filter_size_bytes == 64
+    held.close()
+
+
+def test_a_log_that_was_left_and_cannot_be_recovered_says_why_and_is_tried_again(left, monkeypatch):
     def fails(directory, **options):
         raise StorageError("ERR_IO", "input/output error at byte 4096")
 
-    directory, other, *_ = left.left
+    directory = next(iter(left.left))
     with monkeypatch.context() as patched:
         patched.setattr(recovery.logs, "recover", fails)
+        assert exit_code(beside(left)) == 0
+        monkeypatch.setattr(recovery, "CHECKED_ON_USE_BYTES_MAX", -1)  # nobody else is to come
         for _ in range(2):
             with pytest.raises(StorageError, match="input/output error at byte 4096"):
                 logs.Log(directory)
-    assert caplog.text.count("stream 's00'") == 1
-    logs.Log(other).close()
+    logs.Log(directory).close()
 
 
-def test_the_process_beside_the_work_ends_when_it_is_asked_to(left, monkeypatch):
+def test_a_log_that_another_process_looks_at_for_long_is_not_waited_for(left, monkeypatch):
+    monkeypatch.setattr(recovery, "OTHER_LOOKS_MAX_S", 0)
+    directory = next(iter(left.left))
+    fd = os.open(directory, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with pytest.raises(StorageError, match="is being checked"):
+        logs.Log(directory)
+    os.close(fd)
+    logs.Log(directory).close()
+
+
+def test_the_process_beside_the_work_finishes_what_it_has_begun_when_it_is_asked_to_end(left, monkeypatch):
     ours, theirs = os.pipe()
+    go, kept = os.pipe()
+    real = logs.recover
 
     def waits(directory, **options):
         os.write(theirs, b"1")
+        os.read(go, 1)
+        return real(directory, **options)
+
+    monkeypatch.setattr(recovery.logs, "recover", waits)
+    monkeypatch.setattr(recovery, "RECOVERIES_AT_A_TIME", 1)
+    monkeypatch.setattr(recovery, "LOGS_AT_ONCE", 1)
+    pid = beside(left)
+    os.read(ours, 1)
+    os.kill(pid, signal.SIGTERM)  # from a service manager, to all at once
+    os.kill(pid, recovery.END_SIGNAL)
+    os.write(kept, b"1" * 40)
+    assert exit_code(pid) == 0
+    first, *_, last = left.left
+    assert boot_of(first) != OTHER_BOOT
+    assert boot_of(last) == OTHER_BOOT
+    for fd in (ours, theirs, go, kept):
+        os.close(fd)
+
+
+def test_the_process_beside_the_work_ends_with_its_supervisor(left, monkeypatch):
+    ours, theirs = os.pipe()
+
+    def waits(directory, **options):
+        os.write(theirs, b"begun")
         signal.pause()
 
     monkeypatch.setattr(recovery.logs, "recover", waits)
-    pid = beside(left)
-    os.read(ours, 1)
-    os.kill(pid, signal.SIGTERM)
-    assert exit_code(pid) == 0
-    assert boot_of(next(reversed(left.left))) == OTHER_BOOT
+
+    def supervises():
+        beside(left)
+        os.read(ours, 5)
+        return 0
+
+    assert exit_code(fork("supervisor", lambda: None, supervises)) == 0
+    os.close(theirs)  # the last but those of the process and what it has begun
+    while os.read(ours, 100):
+        continue
     os.close(ours)
-    os.close(theirs)
 
 
 @pytest.mark.parametrize("options", [[], ["--without-process"]])

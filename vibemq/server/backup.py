@@ -92,6 +92,7 @@ class _Cut(NamedTuple):
     segment: int  # the active one, or the newest where no broker has served in this boot
     size: int  # of that
     file: int | None  # that, held open: retention may take it before it is copied; None: it is closed
+    is_recovered: bool  # else a broker may yet cut older ones where they are, and go on in one
 
 
 def back_up(metadata: Metadata, source: str, target: str, *, links: bool = True) -> About:
@@ -151,29 +152,29 @@ def _cut(record: StreamRecord, source: str, copy: Copy) -> _Cut:
         if name.endswith(BEFORE_SEGMENTS):
             with contextlib.suppress(FileNotFoundError):  # all of that block is settled
                 copy.file(f"{source}/{name}", f"{record.directory}/{name}", is_final=False)
-    segment, size, file = _hold_active(source)
+    segment, size, file, is_recovered = _hold_active(source)
     # It says up to where all is on disk, which recovery does not look for damage in; the file is another, so its locks
     # are nobody's.
     with contextlib.suppress(FileNotFoundError):  # lost before: recovery makes one
         copy.file(f"{source}/control", f"{record.directory}/control", is_final=False)
-    return _Cut(record, source, segment, size, file)
+    return _Cut(record, source, segment, size, file, is_recovered)
 
 
-def _hold_active(directory: str) -> tuple[int, int, int | None]:
-    """What `_Cut` has of the active segment.  FileNotFoundError as `_make_durable`."""
+def _hold_active(directory: str) -> tuple[int, int, int | None, bool]:
+    """What `_Cut` has of the active segment, and of the log.  FileNotFoundError as `_make_durable`."""
     missed = None
     while True:
         segment, size = _make_durable(directory)
         if size is None and os.path.lexists(f"{directory}/{segment:020}.remote"):
-            return segment, 0, None  # whole in the object store, and so maybe not here
+            return segment, 0, None, False  # whole in the object store, and so maybe not here
         try:
             file = _no_link(f"{directory}/{segment:020}.segment", os.O_RDONLY)
         except FileNotFoundError:
             if segment == missed:
-                return segment, 0, None
+                return segment, 0, None, size is not None
             missed = segment  # where retention has just taken it there is another now
         else:
-            return segment, os.fstat(file).st_size if size is None else size, file
+            return segment, os.fstat(file).st_size if size is None else size, file, size is not None
 
 
 def _copy_segments(cut: _Cut, copy: Copy) -> None:
@@ -195,7 +196,8 @@ def _copy_segments(cut: _Cut, copy: Copy) -> None:
         if is_cut_off:
             continue
         try:
-            copy.file(f"{cut.source}/{name}", f"{target}/{name}", is_final=int(first) < cut.segment)
+            is_final = cut.is_recovered and int(first) < cut.segment
+            copy.file(f"{cut.source}/{name}", f"{target}/{name}", is_final=is_final)
         except FileNotFoundError:  # retention has taken it
             stub = f"{first}.remote"
             if name.endswith(".segment") and stub not in names:  # it went to the object store since we looked

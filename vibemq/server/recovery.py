@@ -14,15 +14,17 @@ import errno
 import fcntl
 import logging
 import math
+import mmap
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, Union
 
 import vibemq.storage.log as logs
 from vibemq.broker.disk import Reserve
@@ -36,9 +38,11 @@ from vibemq.storage.transactions import STAGING
 
 #: For so long a start looks at logs before it serves.
 BEFORE_SERVING_S = 4.0
-#: Who uses a log that is left waits until so much of it is checked, a few hundredths of a second.  A log with more
-#: cannot be used until the process of its own has been there.
-CHECKED_ON_USE_BYTES_MAX = 64 << 20
+#: Who uses a log that is left waits until so much of it is checked, some hundredths of a second even from a disk.  A
+#: log with more cannot be used until the process of its own has been there.
+CHECKED_ON_USE_BYTES_MAX = 8 << 20
+#: So long it waits for another one that looks at the same log.
+OTHER_LOOKS_MAX_S, OTHER_LOOKS_EACH_S = 0.25, 0.001
 #: Each waits for the disk some ten times to have written little, and those waits can be shared.
 RECOVERIES_AT_A_TIME = 8
 #: Logs that one of them takes at once, at most: with one each, handing them out costs as much as looking at them.
@@ -47,10 +51,17 @@ LOGS_AT_ONCE = 32
 STEP = RECOVERIES_AT_A_TIME * LOGS_AT_ONCE
 #: Beside the work, the work comes first.
 NICENESS = 10
+SUPERVISOR_LOOK_S = 0.5
+#: Of a log that is left, in a byte that all processes share.
+TO_DO, DONE, FAILED = range(3)
+#: Asks the process to end.
+END_SIGNAL = signal.SIGUSR1
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 log = logging.getLogger("vibemq.server")
+Given = TypeVar("Given")
 Outcome = TypeVar("Outcome")
+Report = Union["logs.RecoveryReport", VibeMQError, None]
 
 
 class Recovery:
@@ -67,8 +78,9 @@ class Recovery:
         self._policies = metadata.held_policies()
         self._once = logs.SyncOnce()
         self._usable = self._checked = self._checked_bytes = 0
-        #: Logs that ``before_serving`` did not come to, by their directories.
-        self.left: dict[str, StreamRecord] = {}
+        #: Logs that ``before_serving`` did not come to, by their directories, and where the state of each is.
+        self.left: dict[str, tuple[int, StreamRecord]] = {}
+        self._states: mmap.mmap | None = None
 
     def before_serving(self, most_s: float = math.inf) -> int:
         """Recover streams, and set their limits as they are now; how many are known to be usable.  Before the fork.
@@ -85,7 +97,8 @@ class Recovery:
         steps = [at_once, *(can_wait[at : at + STEP] for at in range(0, len(can_wait), STEP))]
         for number, step in enumerate(steps):
             if number and time.monotonic() > began + most_s:
-                self.left.update((record.directory, record) for record in step)
+                for record in step:
+                    self.left[record.directory] = len(self.left), record
                 continue
             for record, report in _at_a_time(self._try, step):
                 self._note(record, report)
@@ -98,57 +111,78 @@ class Recovery:
             log.info(said, self._checked, time.monotonic() - began, self._checked_bytes)
         if self.left:
             self._once.settle()
+            self._states = mmap.mmap(-1, len(self.left))  # shared with whoever is forked
             logs.leave(self.left, self._look)
             log.info("%d streams more are looked at beside the work, and each when it is first used", len(self.left))
         return self._usable
 
-    def beside_the_work(self) -> int:
+    def beside_the_work(self, supervisor_pid: int) -> int:
         """The life of a process: all that is left; its exit code."""
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # a log of which half is done is begun again
+        # Service managers send SIGTERM to every process at once; the supervisor says when this one is to end.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(END_SIGNAL, _end)
+        threading.Thread(target=_end_with, args=(supervisor_pid,), daemon=True).start()
         os.nice(NICENESS)
-        began, parent = time.monotonic(), os.getppid()
+        logs.leave((), self._look)  # here it is done in their order
+        began = time.monotonic()
         self._checked = self._checked_bytes = 0
-        for record, report in _at_a_time(partial(self._try, alone=True), list(self.left.values())):
-            self._note(record, report)
-            if os.getppid() != parent:
-                return 1
+        try:
+            for _, (record, report) in _at_a_time(self._try_left, list(self.left)):
+                self._note(record, report)
+        except _Ended:
+            return 0
         said = "recovered %d streams beside the work in %.2f s, %d bytes checked"
         log.info(said, self._checked, time.monotonic() - began, self._checked_bytes)
         return 0
 
     def _look(self, directory: str) -> None:
         """At a log that was left and is used now.  Raises StorageError."""
-        if logs.recovery_ahead(directory) > CHECKED_ON_USE_BYTES_MAX:
-            raise StorageError(
-                "ERR_STALE",
-                f"{directory}: what was written before the machine was started anew is being checked",
-                hint="try again in some seconds; the broker's log says when all is done",
-            )
-        report = self._try(self.left[directory], alone=True)
-        self._note(self.left[directory], report)
+        state = self._state(directory)
+        if state == DONE:
+            return
+        if state == TO_DO and logs.recovery_ahead(directory) > CHECKED_ON_USE_BYTES_MAX:
+            raise _busy(directory)
+        record, report = self._try_left(directory, OTHER_LOOKS_MAX_S)
         if isinstance(report, VibeMQError):
-            code = report.code if isinstance(report, StorageError) else "ERR_INVALID"
-            raise StorageError(code, str(report))
+            raise report if isinstance(report, StorageError) else StorageError("ERR_INVALID", str(report))
+        self._note(record, report)
 
-    def _try(self, record: StreamRecord, *, alone: bool = False) -> "logs.RecoveryReport | VibeMQError | None":
-        """``alone``: other processes of the broker may look at the same log."""
+    def _state(self, directory: str) -> int:
+        assert self._states is not None
+        return self._states[self.left[directory][0]]
+
+    def _try_left(self, directory: str, wait_s: float = math.inf) -> tuple[StreamRecord, Report]:
+        """Unless another process has done it."""
+        assert self._states is not None
+        place, record = self.left[directory]
+        try:
+            with _locked(directory, wait_s):
+                if self._states[place] == DONE:
+                    return record, None
+                report = self._try(record, is_left=True)
+                self._states[place] = FAILED if isinstance(report, VibeMQError) else DONE
+                return record, report
+        except StorageError as problem:
+            return record, problem
+
+    def _try(self, record: StreamRecord, *, is_left: bool = False) -> Report:
         # A queue that was a stream before keeps the size of one.
         is_queue = record.queue is not None and not record.queue.get("keep")
         sizes = self._segment_sizes[is_queue], *self._more_sizes
         try:
             options = log_options(self._policies.arguments(record), record.durability, *sizes)
-            with _locked(record.directory) if alone else nullcontext():
-                return self._reserve.retry(partial(_recover, record, options, self._once))
+            return self._reserve.retry(partial(_recover, record, options, self._once, is_left=is_left))
         except VibeMQError as problem:
             return problem
 
-    def _note(self, record: StreamRecord, report: "logs.RecoveryReport | VibeMQError | None") -> None:
+    def _note(self, record: StreamRecord, report: Report) -> None:
+        is_left = record.directory in self.left
         if isinstance(report, VibeMQError):
-            may_be_gone = record.vhost == STAGING or record.directory in self.left
+            may_be_gone = record.vhost == STAGING or is_left
             if may_be_gone and getattr(report, "code", "") in ("ERR_NOT_FOUND", "ERR_DELETED"):
                 return  # thrown away, all but the record, or deleted meanwhile
             log.error("stream %r (%s) cannot be used: %s", record.name, record.directory, report)
-            if isinstance(report, StorageError):
+            if isinstance(report, StorageError) and not is_left:  # one that is left is tried again by who uses it
                 logs.refuse(record.directory, report)
             return
         self._usable += 1
@@ -159,32 +193,62 @@ class Recovery:
         _tell_cuts(record.name, report)
 
 
+class _Ended(Exception):
+    """The process was asked to end: what it has begun is finished."""
+
+
+def _end(*_: object) -> NoReturn:
+    raise _Ended
+
+
 def _can_wait(record: StreamRecord) -> bool:
     """A queue's home, a transaction's decision and the archiver need theirs before anybody opens them."""
     return record.queue is None and record.vhost != STAGING and record.durability != "remote"
 
 
+def _busy(directory: str) -> StorageError:
+    said = f"{directory}: what was written before the machine was started anew is being checked"
+    return StorageError("ERR_STALE", said, hint="try again in some seconds; the broker's log says when all is done")
+
+
+def _end_with(supervisor_pid: int) -> None:
+    """Who has outlived its supervisor must not keep the next broker from the data directory."""
+    while os.getppid() == supervisor_pid:
+        time.sleep(SUPERVISOR_LOOK_S)
+    os._exit(1)
+
+
 @contextmanager
-def _locked(directory: str) -> Iterator[None]:
-    """Raises StorageError where it is gone: the stream was deleted."""
+def _locked(directory: str, wait_s: float) -> Iterator[None]:
+    """Raises StorageError: the stream was deleted, or another process looks at it for longer than that."""
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as problem:
         code = "ERR_NOT_FOUND" if problem.errno == errno.ENOENT else "ERR_IO"
         raise StorageError(code, f"{directory}: {problem.strerror}") from None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        deadline_s = time.monotonic() + wait_s
+        while not _took(fd):
+            if time.monotonic() > deadline_s:
+                raise _busy(directory)
+            time.sleep(OTHER_LOOKS_EACH_S)  # flock has no timeout
         yield
     finally:
         os.close(fd)
 
 
-def _at_a_time(
-    recover: Callable[[StreamRecord], Outcome], records: list[StreamRecord]
-) -> Iterator[tuple[StreamRecord, Outcome]]:
-    """In the order of the records.  No thread is left behind: workers are forked from here."""
-    count = max(1, min(LOGS_AT_ONCE, len(records) // (4 * RECOVERIES_AT_A_TIME)))
-    taken = [records[at : at + count] for at in range(0, len(records), count)]
+def _took(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _at_a_time(recover: Callable[[Given], Outcome], all_given: list[Given]) -> Iterator[tuple[Given, Outcome]]:
+    """In that order.  No thread is left behind: workers are forked from here."""
+    count = max(1, min(LOGS_AT_ONCE, len(all_given) // (4 * RECOVERIES_AT_A_TIME)))
+    taken = [all_given[at : at + count] for at in range(0, len(all_given), count)]
     with ThreadPoolExecutor(RECOVERIES_AT_A_TIME, thread_name_prefix="recovery") as pool:
         try:
             for some, outcomes in zip(taken, pool.map(lambda some: [*map(recover, some)], taken), strict=True):
@@ -193,16 +257,18 @@ def _at_a_time(
             pool.shutdown(cancel_futures=True)
 
 
-def _recover(record: StreamRecord, options: Mapping[str, Any], once: "logs.SyncOnce") -> "logs.RecoveryReport | None":
+def _recover(
+    record: StreamRecord, options: Mapping[str, Any], once: "logs.SyncOnce", *, is_left: bool
+) -> "logs.RecoveryReport | None":
     if record.vhost == STAGING:
         return logs.recover(record.directory, once=once, **options)
-    if not os.path.isdir(record.directory):
+    if not is_left and not os.path.isdir(record.directory):  # of one that is left it was there
         log.error("stream %r: its directory %s is missing; an empty one is made", record.name, record.directory)
         logs.create(record.directory, **options)
         return None
     report = logs.recover(record.directory, once=once, **options)
     if report.ran:
-        _pull_back_offsets(record, report.next_offset)
+        _pull_back_offsets(record)
     has_ledger = os.path.exists(os.path.join(record.directory, "ledger"))
     if record.queue is None:
         return report
@@ -231,13 +297,15 @@ def _tell_cuts(name: str, report: "logs.RecoveryReport") -> None:
         log.warning("stream %r: %d cuts in all, %d bytes", name, report.cut_count, report.cut_bytes)
 
 
-def _pull_back_offsets(record: StreamRecord, end: int) -> None:
+def _pull_back_offsets(record: StreamRecord) -> None:
     """Of stored offsets that survived a power cut which their messages did not, make that of the last message.
 
     Other messages get those numbers next, and whoever went on behind the old ones would miss them.
     """
     if not os.path.exists(os.path.join(record.directory, "offsets")):
         return
+    with closing(logs.Log(record.directory)) as held:
+        end = held.stats().next_offset
     offsets = StoredOffsets(record.directory)
     try:
         ahead = {reference: offset for reference, offset in offsets.all().items() if offset >= end}

@@ -39,7 +39,7 @@ from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.notify import ServiceManager
 from vibemq.server.opening import open_bucket
 from vibemq.server.processes import OUR_SIGNALS, Process, begin_as_init, reap_strangers
-from vibemq.server.recovery import BEFORE_SERVING_S, Recovery
+from vibemq.server.recovery import BEFORE_SERVING_S, END_SIGNAL, Recovery
 from vibemq.server.rolling import RollingRestart
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters, shared
@@ -282,7 +282,8 @@ class Supervisor:
         self.recovery.before_serving(BEFORE_SERVING_S)
         if self.recovery.left:
             calls = self.selector, self._in_child, self._live, self._announce
-            self.recoverer = Process("recovery", "recovery", -1, *calls, lambda _: None, ends_by_itself=True)
+            self.recoverer = Process("recovery", "recovery", -1, *calls, lambda _: None, end_signal=END_SIGNAL)
+            self.recoverer.ends_by_itself = True
             self.processes.append(self.recoverer)
         metadata.close()  # a connection must not cross a fork
         self.housekeeper = housekeeping.Housekeeper(
@@ -342,7 +343,7 @@ class Supervisor:
     def _live(self, process: Process, ready_fd: int) -> int:
         """The whole life of a process."""
         if process is self.recoverer:
-            return self.recovery.beside_the_work()
+            return self.recovery.beside_the_work(self.pid)
         run = self.admin_run if process is self.admin else _archiver_run if process is self.archiver else self.run
         assert run is not None
         own: dict[str, Any] = {"listeners": process.listeners, "ready_fd": ready_fd, "epoch": self.epoch}

@@ -419,7 +419,6 @@ cdef extern from "log/upkeep.h" nogil:
     struct recovery_report:
         bint ran
         uint64_t chunks_checked, bytes_checked
-        uint64_t next_offset
         uint32_t cut_count
         uint64_t cut_bytes
         uint32_t given_back

@@ -62,7 +62,7 @@ class RecoveryReport(NamedTuple):
     """What recovery found; ``ran`` is False where the log was written in this boot.
 
     ``cuts`` names the first of ``cut_count`` cuts, ``cut_bytes`` is the sum of them all; ``given_back``: segments that
-    were not whole here any more, and are read from the object store; ``next_offset``: where the log goes on, if it ran.
+    were not whole here any more, and are read from the object store.
     """
 
     ran: bool
@@ -72,7 +72,6 @@ class RecoveryReport(NamedTuple):
     cut_count: int = 0
     cut_bytes: int = 0
     given_back: int = 0
-    next_offset: int = 0
 
 
 class LogStats(NamedTuple):
@@ -162,7 +161,7 @@ def recover(str directory, SyncOnce once=None, **options) -> RecoveryReport:
     cuts = [Cut(os.fsdecode(<bytes> r.cuts[i].path), r.cuts[i].position, r.cuts[i].bytes, os.fsdecode(<bytes> r.cuts[i].kept))
             for i in range(min(r.cut_count, <uint32_t> core.RECOVERY_CUTS_MAX))]
     return RecoveryReport(r.ran, r.chunks_checked, r.bytes_checked, tuple(cuts), r.cut_count, r.cut_bytes,
-                          r.given_back, r.next_offset)
+                          r.given_back)
 
 
 def recovery_ahead(str directory) -> int:
@@ -213,11 +212,10 @@ _here = threading.local()
 def leave(directories: Collection[str], look: Callable[[str], object]):
     """Whoever uses one of these first, in this process or one forked from it, calls ``look(directory)`` before.
 
-    It makes the log usable, or raises StorageError.  Before the fork.
+    It sees to it that the log is usable, once for all processes, or raises StorageError.  It may use the log itself.
     """
-    global _look
-    _left.update(directories)
-    _look = look
+    global _left, _look
+    _left, _look = set(directories), look
 
 
 def require_usable(str directory):
@@ -225,7 +223,7 @@ def require_usable(str directory):
     problem = _refused.get(directory)
     if problem is not None:
         raise StorageError(problem.code, problem.message)  # a new one: its traceback is its own
-    if directory not in _left or getattr(_here, "is_looking", False):  # which uses the log itself
+    if directory not in _left or getattr(_here, "is_looking", False):
         return
     _here.is_looking = True
     try:

@@ -134,6 +134,8 @@ def json_object(body: bytes | bytearray) -> dict[str, Any]:
         why = "a text has half of a character in it"
     except RecursionError:
         why = "nested too deeply"
+    except ValueError:  # Python takes no integer of thousands of digits
+        why = "a number has too many digits"
     else:
         if isinstance(found, dict):
             return found
