@@ -181,12 +181,14 @@ def test_maintenance_sends_everybody_away_refuses_newcomers_and_ends(tmp_path: P
         address = f"vibemq://{running.host}:{running.native_port}?{often}"
         with connected(running) as stays, connect(address) as client:
             client.publish("q", 1)
+            assert http.raw("GET", "/health/ready", Authorization="").status == 200
             assert ctl(folder, "drain").returncode == 0
-            wait_until(lambda: http.get("connections") == [], "all have gone")
+            assert http.raw("GET", "/health/ready", Authorization="").status == 503
             for port in running.ports.values():
                 if port != running.admin_port:
                     with pytest.raises(ConnectionRefusedError):
                         socket.create_connection((running.host, port))
+            wait_until(lambda: http.get("connections") == [], "all have gone")
             (node,) = http.get("nodes")
             assert node["being_drained"] is True
             assert metric(http, "vibemq_being_drained") == 1
@@ -204,6 +206,7 @@ def test_maintenance_sends_everybody_away_refuses_newcomers_and_ends(tmp_path: P
                     socket.create_connection((running.host, running.port))
 
             assert ctl(folder, "revive").returncode == 0
+            assert http.raw("GET", "/health/ready", Authorization="").status == 200
             client.publish("q", 2)  # it has connected again by itself
             with client.consume("q") as consumer:
                 assert [next(consumer).payload for _ in range(2)] == [1, 2]

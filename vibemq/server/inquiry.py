@@ -87,6 +87,7 @@ class Inquiries:
             "worker": self._broker.worker,
             "pid": os.getpid(),
             "connections": len(self._loop.connections),
+            "is_drained": self._loop.suspended,
             "delivered": self._broker.streams.delivered,
             "certificate_ends_s": ends_s,
         }

@@ -8,6 +8,7 @@ said of them holds while workers hang.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from vibemq.admin.api.service import Api
 from vibemq.broker.alarms import Alarm, in_effect
 from vibemq.broker.disk import free_bytes
 
+#: How long a change of maintenance waits for the workers, and how often it asks them.
+TAKEN_UP_MAX_S, TAKEN_UP_LOOK_S = 2.0, 0.02
 OK: dict[str, Any] = {"status": "ok"}
 
 
@@ -113,12 +116,21 @@ def quorum(api: Api, call: Call) -> Answer:
 
 
 def set_drained(drained: bool) -> Callable[[Api, Call], None]:
-    """Maintenance: within half a second workers refuse newcomers and send everybody away, as at a stop; and its end."""
+    """Maintenance: workers refuse newcomers and send everybody away, as at a stop; and its end.
+
+    It waits for all that answer to have begun, which takes half a second.
+    """
 
     def change(api: Api, call: Call) -> None:
         if api.conditions is None:
             raise bad_request("no broker runs")
         api.conditions.is_drained = drained
+        deadline_s = time.monotonic() + TAKEN_UP_MAX_S
+        while any(worker["is_drained"] != drained for worker in api.workers.ask_all("status")):
+            if time.monotonic() > deadline_s:  # one that ends just now; its successor looks before it begins
+                break
+            time.sleep(TAKEN_UP_LOOK_S)
+        api.readiness.forget()
 
     return change
 

@@ -19,6 +19,11 @@ class Readiness:
         self._known_until_s = clock()
         self._is_ready = False
 
+    def forget(self) -> None:
+        """Something has changed: who asks next finds out anew."""
+        with self._lock:
+            self._known_until_s = self._clock()
+
     def of(self, find: Callable[[], bool]) -> bool:
         with self._lock:
             if self._clock() >= self._known_until_s:
