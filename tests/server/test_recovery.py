@@ -447,7 +447,10 @@ def test_a_log_that_was_left_and_cannot_be_recovered_says_why_and_is_tried_again
     with monkeypatch.context() as patched:
         patched.setattr(recovery.logs, "recover", fails)
         assert exit_code(beside(left)) == 0
-        monkeypatch.setattr(recovery, "CHECKED_ON_USE_BYTES_MAX", -1)  # nobody else is to come
+        patched.setattr(recovery, "CHECKED_ON_USE_BYTES_MAX", -1)  # as if that took long
+        with pytest.raises(StorageError, match="could not be checked"):
+            logs.Log(directory)
+        patched.setattr(recovery, "CHECKED_ON_USE_BYTES_MAX", 999)
         for _ in range(2):
             with pytest.raises(StorageError, match="input/output error at byte 4096"):
                 logs.Log(directory)
@@ -489,6 +492,24 @@ def test_the_process_beside_the_work_finishes_what_it_has_begun_when_it_is_asked
     assert boot_of(last) == OTHER_BOOT
     for fd in (ours, theirs, go, kept):
         os.close(fd)
+
+
+def test_the_process_beside_the_work_breaks_off_what_takes_too_long_when_it_is_asked_to_end(left, monkeypatch):
+    ours, theirs = os.pipe()
+
+    def waits(directory, **options):
+        os.write(theirs, b"1")
+        signal.pause()
+
+    monkeypatch.setattr(recovery.logs, "recover", waits)
+    monkeypatch.setattr(recovery, "ENDS_WITHIN_S", 0.0)
+    pid = beside(left)
+    os.read(ours, 1)
+    os.kill(pid, recovery.END_SIGNAL)
+    assert exit_code(pid) == 0
+    assert {boot_of(directory) for directory in left.left} == {OTHER_BOOT}
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_the_process_beside_the_work_ends_with_its_supervisor(left, monkeypatch):

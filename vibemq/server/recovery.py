@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any, NoReturn, TypeVar, Union
+from typing import Any, TypeVar, Union
 
 import vibemq.storage.log as logs
 from vibemq.broker.disk import Reserve
@@ -56,6 +56,7 @@ SUPERVISOR_LOOK_S = 0.5
 TO_DO, DONE, FAILED = range(3)
 #: Asks the process to end.
 END_SIGNAL = signal.SIGUSR1
+ENDS_WITHIN_S = 3.0
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 log = logging.getLogger("vibemq.server")
@@ -120,16 +121,21 @@ class Recovery:
         """The life of a process: all that is left; its exit code."""
         # Service managers send SIGTERM to every process at once; the supervisor says when this one is to end.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(END_SIGNAL, _end)
+        ends = threading.Event()
+        signal.signal(END_SIGNAL, lambda *_: _end(ends))
         threading.Thread(target=_end_with, args=(supervisor_pid,), daemon=True).start()
         os.nice(NICENESS)
         logs.leave((), self._look)  # here it is done in their order
         began = time.monotonic()
         self._checked = self._checked_bytes = 0
-        try:
-            for _, (record, report) in _at_a_time(self._try_left, list(self.left)):
-                self._note(record, report)
-        except _Ended:
+
+        def unless_it_ends(directory: str) -> tuple[StreamRecord, Report] | None:
+            return None if ends.is_set() else self._try_left(directory)
+
+        for _, done in _at_a_time(unless_it_ends, list(self.left)):
+            if done is not None:
+                self._note(*done)
+        if ends.is_set():
             return 0
         said = "recovered %d streams beside the work in %.2f s, %d bytes checked"
         log.info(said, self._checked, time.monotonic() - began, self._checked_bytes)
@@ -140,8 +146,8 @@ class Recovery:
         state = self._state(directory)
         if state == DONE:
             return
-        if state == TO_DO and logs.recovery_ahead(directory) > CHECKED_ON_USE_BYTES_MAX:
-            raise _busy(directory)
+        if logs.recovery_ahead(directory) > CHECKED_ON_USE_BYTES_MAX:
+            raise _busy(directory) if state == TO_DO else _failed(directory)
         record, report = self._try_left(directory, OTHER_LOOKS_MAX_S)
         if isinstance(report, VibeMQError):
             raise report if isinstance(report, StorageError) else StorageError("ERR_INVALID", str(report))
@@ -193,12 +199,12 @@ class Recovery:
         _tell_cuts(record.name, report)
 
 
-class _Ended(Exception):
-    """The process was asked to end: what it has begun is finished."""
-
-
-def _end(*_: object) -> NoReturn:
-    raise _Ended
+def _end(ends: threading.Event) -> None:
+    """What has been begun is finished, unless that takes long: a walk that is broken off is done again."""
+    ends.set()
+    timer = threading.Timer(ENDS_WITHIN_S, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
 
 
 def _can_wait(record: StreamRecord) -> bool:
@@ -209,6 +215,11 @@ def _can_wait(record: StreamRecord) -> bool:
 def _busy(directory: str) -> StorageError:
     said = f"{directory}: what was written before the machine was started anew is being checked"
     return StorageError("ERR_STALE", said, hint="try again in some seconds; the broker's log says when all is done")
+
+
+def _failed(directory: str) -> StorageError:
+    said = f"{directory}: what was written before the machine was started anew could not be checked"
+    return StorageError("ERR_STALE", said, hint="the broker's log says why; mend that, and start the broker again")
 
 
 def _end_with(supervisor_pid: int) -> None:
