@@ -13,7 +13,7 @@ from typing import Any
 
 import peers.micromsg2
 import pytest
-from http_caller import STREAM, Http
+from http_caller import STREAM, Http, wait_until
 from peers.native import connected as native
 from peers.signalr import HubPeer
 from peers.streams import connected as streams
@@ -201,6 +201,7 @@ def test_dead_letters_still_go_where_an_older_queue_says(served: Running) -> Non
         client.publish("older", {"a": 1})
         with client.consume("older") as consumer:  # who lets go of one gives back what is not settled
             next(consumer).nack()
+            wait_until(lambda: NEW in client.list_queues(), "the dead letter makes its queue")
             with client.consume(NEW) as dead_letters:
                 found = next(dead_letters)
                 assert found.payload == {"a": 1}
