@@ -8,7 +8,7 @@ streams.py and _flows.py.
 
 import zlib
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -29,35 +29,63 @@ from vibemq.protocols.streams.codec import MalformedFrame
 cdef Py_ssize_t FRAME_HEADER_SIZE = spec.FRAME_HEADER_SIZE_BYTES
 cdef Py_ssize_t CHUNK_HEADER_SIZE = spec.CHUNK_HEADER_SIZE_BYTES
 cdef int KEY_PUBLISH = spec.Key.PUBLISH
+cdef int KEY_DELIVER = spec.Key.DELIVER
 cdef Py_ssize_t PUBLISH_HEADER_SIZE = 13  # frame header, publisher id u8, count i32
 cdef Py_ssize_t PUBLISHED_HEADER_SIZE = 12  # publishing id u64, size i32
-cdef Py_ssize_t INBOX_SIZE_MIN = 262_144  # room for one receive; a larger frame makes the inbox grow
+cdef Py_ssize_t RECEIVE_SIZE_MIN = 262_144  # room for one receive
+cdef Py_ssize_t ROOM_SIZE = 4 * RECEIVE_SIZE_MIN  # or that of one frame, if that is larger
+cdef Py_ssize_t ROOMS_KEPT = 4
+cdef Py_ssize_t VIEWED_SIZE_MIN = 131_072  # of a chunk that is not copied; a smaller one would keep too much alive
 cdef Py_ssize_t FRAME_SIZE_MAX = 1 << 30  # a Deliver is not bound by frame_max; beyond this the peer is mad
 
 
-cdef class Inbox:
-    """Received bytes that are not yet frames. Invariant: begin <= end <= size."""
+cdef class Room:
+    """Memory for received bytes. Who holds a view of it keeps it alive, and what lies there stays: see Inbox."""
 
-    cdef uint8_t *buffer
-    cdef Py_ssize_t begin, end
+    cdef uint8_t *data
     cdef size_t size
+    cdef Py_ssize_t views
 
-    def __cinit__(self):
-        grow(&self.buffer, &self.size, 4 * INBOX_SIZE_MIN, 1)
+    def __cinit__(self, size_t size):
+        grow(&self.data, &self.size, size, 1)
 
     def __dealloc__(self):
-        free(self.buffer)
+        free(self.data)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.size, True, flags)
+        self.views += 1
+
+    def __releasebuffer__(self, Py_buffer *view):
+        self.views -= 1
+
+
+cdef class Inbox:
+    """Received bytes that are not yet frames. Invariant: begin <= end <= room.size.
+
+    A large chunk is not copied out: its frame's body is a view of the room. A room with views is only written behind
+    its `end`; when it is full another takes its place, one without views of those that were used before if there is one.
+    """
+
+    cdef Room room
+    cdef list before        # at most ROOMS_KEPT rooms that were full
+    cdef Py_ssize_t begin, end
+    cdef Py_ssize_t usual   # size of the last frame, if that was a large chunk: the next one most likely has the same
+
+    def __cinit__(self):
+        self.room = Room(ROOM_SIZE)
+        self.before = []
 
     def first_bytes(self):
         """Of what is no frame yet, for who wants to know what speaks there."""
-        return (<char *>self.buffer)[self.begin:self.begin + min(self.end - self.begin, 16)]
+        return (<char *>self.room.data)[self.begin:self.begin + min(self.end - self.begin, 16)]
 
     cdef Py_ssize_t frame_size(self) except -1:
         """Size of the first frame with its size field, or 0 while that field is incomplete."""
         cdef Py_ssize_t size
         if self.end - self.begin < 4:
             return 0
-        size = bytes_load32(self.buffer + self.begin)
+        size = bytes_load32(self.room.data + self.begin)
         if size < spec.FRAME_SIZE_MIN_BYTES or size > FRAME_SIZE_MAX:
             raise ProtocolError(
                 f"frame: needed a size of {spec.FRAME_SIZE_MIN_BYTES} to {FRAME_SIZE_MAX}, had {size}",
@@ -66,33 +94,59 @@ cdef class Inbox:
         return size + 4
 
     def receive(self, receive_into):
-        """Gives `receive_into` the free room, once, and keeps what it says that it wrote; gives that number."""
+        """Gives `receive_into` the free room, once, and keeps what it says that it wrote; gives that number.
+
+        Of a large frame it asks for no more than the rest: then the next one begins with nothing to move.
+        """
         cdef Py_ssize_t held = self.end - self.begin
-        cdef Py_ssize_t needed = max(self.frame_size() - held, INBOX_SIZE_MIN)
-        if <Py_ssize_t>self.size - self.end < needed:
-            memmove(self.buffer, self.buffer + self.begin, held)
-            self.begin, self.end = 0, held
-            grow(&self.buffer, &self.size, held + needed, 1)
-        with PyMemoryView_FromMemory(<char *>self.buffer + self.end, self.size - self.end, PyBUF_WRITE) as view:
+        cdef Py_ssize_t frame = self.frame_size() if held else self.usual
+        cdef Py_ssize_t rest = frame - held if frame >= VIEWED_SIZE_MIN else 0
+        if held == 0 and self.room.views == 0:
+            self.begin = self.end = 0
+        if <Py_ssize_t>self.room.size - self.end < (rest or RECEIVE_SIZE_MIN):
+            self._make_room(held, rest or RECEIVE_SIZE_MIN)
+        with PyMemoryView_FromMemory(
+                <char *>self.room.data + self.end, rest or self.room.size - self.end, PyBUF_WRITE) as view:
             got = receive_into(view)
         self.end += got
         return got
 
+    cdef int _make_room(self, Py_ssize_t held, Py_ssize_t more) except -1:
+        """Behind what is `held`, which begins the room from now on."""
+        cdef Room old = self.room
+        cdef Room room = old
+        if old.views:
+            room = next((each for each in self.before if not (<Room>each).views), None)
+            if room is not None:
+                self.before.remove(room)
+            else:
+                room = Room(max(ROOM_SIZE, held + more))
+            if len(self.before) < ROOMS_KEPT:
+                self.before.append(old)
+        grow(&room.data, &room.size, held + more, 1)
+        memmove(room.data, old.data + self.begin, held)
+        self.room, self.begin, self.end = room, 0, held
+        return 0
+
     def next_frame(self):
-        """(key, version, body as bytes) of the next whole frame, or None."""
+        """(key, version, body) of the next whole frame, or None. The body is bytes, of a large chunk a memoryview."""
         cdef Py_ssize_t size = self.frame_size()
-        cdef uint8_t *p = self.buffer + self.begin
+        cdef Py_ssize_t at = self.begin + FRAME_HEADER_SIZE
+        cdef uint8_t *p = self.room.data + self.begin
         if size == 0 or self.end - self.begin < size:
             return None
-        body = PyBytes_FromStringAndSize(<char *>p + FRAME_HEADER_SIZE, size - FRAME_HEADER_SIZE)
         self.begin += size
-        if self.begin == self.end:
-            self.begin = self.end = 0
-        return bytes_load16(p + 4), bytes_load16(p + 6), body
+        key, version = bytes_load16(p + 4), bytes_load16(p + 6)
+        if key == KEY_DELIVER:
+            self.usual = size if size >= VIEWED_SIZE_MIN else 0
+            if self.usual:
+                return key, version, memoryview(self.room)[at:self.begin]
+        return key, version, PyBytes_FromStringAndSize(<char *>p + FRAME_HEADER_SIZE, size - FRAME_HEADER_SIZE)
 
 
 cdef class Chunk:
-    """One delivered chunk, its CRC verified. `data` is a memoryview of its entries; it keeps the bytes alive.
+    """One delivered chunk, its CRC verified. `data` is a memoryview of its entries, which keeps them alive: with a large
+    chunk all that was received into the same room, a MiB or two.
 
     The offset of a record is chunk_id plus the number of records before it.
     """
@@ -102,7 +156,6 @@ cdef class Chunk:
     cdef readonly int64_t timestamp_ms
     cdef readonly uint64_t epoch, chunk_id
     cdef readonly object data
-    cdef Py_ssize_t data_at  # where it begins in its bytes
 
     @property
     def next_offset(self):
@@ -114,9 +167,9 @@ cdef class Chunk:
 
     def messages(self):
         """Yields (offset, bytes) for each record, opening sub-batches that are plain or gzip."""
-        cdef bytes body = self.data.obj
-        cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(body) + self.data_at
-        cdef const uint8_t *end = at + <Py_ssize_t>len(self.data)
+        cdef const uint8_t[::1] data = self.data
+        cdef const uint8_t *at = &data[0] if data.shape[0] else NULL
+        cdef const uint8_t *end = at + data.shape[0]
         cdef uint64_t offset = self.chunk_id
         cdef chunk_entry entry
         for _ in range(self.entries):
@@ -168,17 +221,18 @@ cdef list sub_batch(const chunk_entry *entry):
     return messages
 
 
-def open_chunk(bytes body, int version, str where):
+def open_chunk(body, int version, str where):
     """The Chunk in the body of a Deliver frame; `where` names the stream in errors."""
+    cdef const uint8_t[::1] data = body
     cdef Py_ssize_t head = 1 if version == 1 else 9  # subscription id u8, from version 2 on committed chunk id u64
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(body)
-    cdef const uint8_t *p = <const uint8_t *>PyBytes_AS_STRING(body) + head
+    cdef Py_ssize_t size = data.shape[0]
+    cdef const uint8_t *p = &data[0] + head if size else NULL
     cdef Chunk chunk = Chunk.__new__(Chunk)
     if size < head + CHUNK_HEADER_SIZE:
         raise MalformedFrame(where, f"a chunk header of {CHUNK_HEADER_SIZE} bytes", f"{size - head}")
     if p[0] != spec.CHUNK_MAGIC_VERSION:
         raise MalformedFrame(where, f"chunk magic and version {spec.CHUNK_MAGIC_VERSION:#x}", f"{p[0]:#x}")
-    chunk.subscription_id = PyBytes_AS_STRING(body)[0] & 0xFF
+    chunk.subscription_id = data[0]
     chunk.chunk_type = p[1]
     chunk.entries, chunk.records = bytes_load16(p + 2), bytes_load32(p + 4)
     chunk.timestamp_ms, chunk.epoch = <int64_t>bytes_load64(p + 8), bytes_load64(p + 16)
@@ -187,8 +241,7 @@ def open_chunk(bytes body, int version, str where):
     cdef Py_ssize_t data_size = bytes_load32(p + 36)
     if data_size > size - head - CHUNK_HEADER_SIZE:
         raise MalformedFrame(where, f"{data_size} bytes of entries", f"{size - head - CHUNK_HEADER_SIZE}")
-    chunk.data_at = head + CHUNK_HEADER_SIZE
-    chunk.data = memoryview(body)[chunk.data_at:chunk.data_at + data_size]
+    chunk.data = memoryview(body)[head + CHUNK_HEADER_SIZE:head + CHUNK_HEADER_SIZE + data_size]
     cdef uint32_t computed
     with nogil:
         computed = crc32_update(0, p + CHUNK_HEADER_SIZE, data_size)

@@ -27,8 +27,8 @@ from typing import Any, Protocol
 from vibemq.errors import ConnectionClosed, TimeoutExceeded
 
 WAIT_S_MAX = 86_400.0  # of one call of poll, which takes no infinity; who waits longer calls again
+LAST_RECEIVES_MAX = 16  # of a connection that is lost
 HEARTBEAT_FRAME = bytes.fromhex("0000000400170001")
-RECEIVE_CALLS_MAX = 16  # in one fill: enough to empty a socket buffer, few enough to let frames be handled
 
 
 class Deadline:
@@ -141,8 +141,8 @@ class Transport:
             except OSError as error:
                 # A broker says why before it closes: `on_input` raises the better error if that has come.
                 with contextlib.suppress(ConnectionClosed):
-                    self.poll_input()
-                self.on_input()
+                    for _ in range(LAST_RECEIVES_MAX):
+                        self.poll_input()
                 raise self._lost(f"sending failed: {error}") from error
             rest = rest[sent:]
             if rest and not sent:
@@ -160,23 +160,16 @@ class Transport:
         return sent
 
     def poll_input(self) -> bool:
-        """Takes what the socket has, without waiting; True if there was anything."""
-        some = False
-        for _ in range(RECEIVE_CALLS_MAX):
-            try:
-                with self._read_guard:
-                    got = self._receive(self._socket.recv_into)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return some
-            except OSError as error:
-                raise self._lost(f"receiving failed: {error}") from error
-            if got == 0:
-                if some:  # what came before the end may explain it: let the frames be read first
-                    return True
-                raise self._lost("the broker closed the connection")
-            some = True
-            if got < 65_536:  # less than a socket holds: most likely empty now, so the call that would say so is saved
-                return True
+        """Takes what the socket has, once, without waiting; True if there was anything."""
+        try:
+            with self._read_guard:
+                got = self._receive(self._socket.recv_into)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        except OSError as error:
+            raise self._lost(f"receiving failed: {error}") from error
+        if got == 0:
+            raise self._lost("the broker closed the connection")
         return True
 
     def wait_input(self, deadline: Deadline) -> None:
