@@ -287,31 +287,30 @@ static err reader_fault(const struct reader *r, err e, int error, uint64_t neede
                  : fault_set(f, e, 0, path.text, r->position, needed, had);
 }
 
-static err reader_copy_cold(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f)
-{
-    err e = cold_read(r->log->directory, r->segment, r->end, &r->fd, data, size, r->position, nowait, got, f);
-    if (e == ERR_NOT_CACHED && *got >= CHUNK_HEADER_BYTES) return OK;
-    return e || *got >= CHUNK_HEADER_BYTES ? e : reader_fault(r, ERR_CORRUPT, 0, CHUNK_HEADER_BYTES, *got, f);
-}
-
-static err reader_copy(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f)
+/* The bytes from `at` on of the open segment: `size`, or as many as there are, but `least` of them. */
+static err reader_copy(struct reader *r, uint64_t at, uint8_t *data, uint64_t size, uint64_t least, bool nowait,
+                       uint64_t *got, struct fault *f)
 {
     *got = 0;
+    if (r->cold) {
+        err e = cold_read(r->log->directory, r->segment, r->end, &r->fd, data, size, at, nowait, got, f);
+        if (e && !(e == ERR_NOT_CACHED && *got >= least)) return e;
+        return *got >= least ? OK : reader_fault(r, ERR_CORRUPT, 0, least, *got, f);
+    }
     while (*got < size) {
-        off_t at = (off_t)(r->position + *got);
-        ssize_t n = nowait ? sys->pread_nowait(r->fd, data + *got, size - *got, at)
-                           : sys->pread(r->fd, data + *got, size - *got, at);
+        off_t from = (off_t)(at + *got);
+        ssize_t n = nowait ? sys->pread_nowait(r->fd, data + *got, size - *got, from)
+                           : sys->pread(r->fd, data + *got, size - *got, from);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && nowait && errno == EAGAIN) {
-            if (*got >= CHUNK_HEADER_BYTES) return OK; /* what is cached is worth having */
+            if (*got >= least) return OK; /* what is cached is worth having */
             return reader_fault(r, ERR_NOT_CACHED, 0, size, *got, f);
         }
         if (n < 0) return reader_fault(r, ERR_IO, errno, size, *got, f);
         if (n == 0) break;
         *got += (uint64_t)n;
     }
-    if (*got >= CHUNK_HEADER_BYTES) return OK;
-    return reader_fault(r, ERR_CORRUPT, 0, CHUNK_HEADER_BYTES, *got, f);
+    return *got >= least ? OK : reader_fault(r, ERR_CORRUPT, 0, least, *got, f);
 }
 
 err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f)
@@ -331,8 +330,13 @@ err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, ui
         if (e) return e;
     }
     uint64_t left = limit - r->position;
-    if (r->cold) return reader_copy_cold(r, data, left < size ? left : size, nowait, got, f);
-    return reader_copy(r, data, left < size ? left : size, nowait, got, f);
+    return reader_copy(r, r->position, data, left < size ? left : size, CHUNK_HEADER_BYTES, nowait, got, f);
+}
+
+err reader_fetch_rest(struct reader *r, uint64_t from, uint8_t *data, uint64_t size, bool nowait, uint64_t *got,
+                      struct fault *f)
+{
+    return reader_copy(r, r->position + from, data, size, 1, nowait, got, f);
 }
 
 /* Read a header and compare its sizes with what exists. */

@@ -219,6 +219,34 @@ TEST(a_small_buffer_is_told_how_much_the_chunk_needs)
     log_close(l);
 }
 
+TEST(the_rest_of_a_chunk_is_fetched_from_any_of_its_bytes)
+{
+    struct log *l = help_log(help_path(), &(struct log_options){0});
+    struct batch b;
+    struct reader r;
+    struct chunk c;
+    uint8_t whole[4096], pieces[4096];
+    uint64_t got;
+    batch_init(&b, NULL);
+    for (int i = 0; i < 2; i++) EXPECT_OK(help_fill(l, &b, 3, 500, NULL));
+    REQUIRE_OK(reader_open(&r, l, READER_FIRST, 0, NULL));
+    for (int i = 0; i < 2; i++) {
+        EXPECT_OK(reader_fetch(&r, whole, sizeof whole, false, &got, NULL));
+        EXPECT_OK(reader_chunk(&r, whole, got, true, &c, NULL));
+        uint64_t size = chunk_bytes(&c);
+        for (uint64_t at = 0; at < size; at += got) {
+            EXPECT_OK(reader_fetch_rest(&r, at, pieces + at, size - at < 100 ? size - at : 100, i, &got, NULL));
+            EXPECT(got > 0 && got <= 100);
+        }
+        EXPECT_EQ(0, memcmp(whole, pieces, size));
+        reader_advance(&r, &c);
+    }
+    EXPECT_ERR(ERR_CORRUPT, reader_fetch_rest(&r, 1ull << 40, pieces, 100, false, &got, NULL));
+    reader_close(&r);
+    batch_free(&b);
+    log_close(l);
+}
+
 TEST(what_is_not_cached_is_left_to_a_helper)
 {
     use_clock();
@@ -229,6 +257,7 @@ TEST(what_is_not_cached_is_left_to_a_helper)
     REQUIRE_OK(reader_open(&r, l, READER_FIRST, 0, NULL));
     cached = false;
     EXPECT_ERR(ERR_NOT_CACHED, reader_fetch(&r, buffer, sizeof buffer, true, &got, NULL));
+    EXPECT_ERR(ERR_NOT_CACHED, reader_fetch_rest(&r, 1, buffer, sizeof buffer, true, &got, NULL));
     EXPECT_OK(reader_fetch(&r, buffer, sizeof buffer, false, &got, NULL));
     cached = true;
     EXPECT_OK(reader_fetch(&r, buffer, sizeof buffer, true, &got, NULL));

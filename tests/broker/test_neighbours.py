@@ -2,6 +2,7 @@
 """Peers that behave badly, and the others who must not notice: memory stays bounded, nobody waits for them."""
 
 import os
+import random
 import resource
 import select
 import socket
@@ -223,6 +224,22 @@ def still_usable(peer):
     peer.store("after", [b"still here"])
     peer.subscribe("after", 9)
     assert peer.chunk(9).data == b"\0\0\0\x0astill here"
+
+
+def test_chunks_larger_than_the_socket_takes_come_whole_and_in_order(calm):
+    chance = random.Random(BIG_BYTES)
+    messages = [chance.randbytes(BIG_BYTES) for _ in range(3)]
+    with Peer(calm).open(frame_max=2 * BIG_BYTES) as peer:
+        peer.create("noise")
+        for message in messages:
+            peer.store("noise", [message])
+    with connected(calm, receive_buffer_bytes=SMALL_BUFFER_BYTES) as slow:
+        slow.subscribe("noise", credit=10)
+        for at, message in enumerate(messages):
+            chunk = slow.chunk()
+            assert (chunk.chunk_id, zlib.crc32(chunk.data)) == (at, chunk.crc)
+            assert chunk.data[4:] == message
+        still_usable(slow)
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -403,6 +403,7 @@ cdef extern from "log/reader.h" nogil:
     bint reader_enters(reader *r)
     bint reader_has_more(const reader *r)
     err reader_fetch(reader *r, uint8_t *data, uint64_t size, bint nowait, uint64_t *got, fault *f)
+    err reader_fetch_rest(reader *r, uint64_t begin, uint8_t *data, uint64_t size, bint nowait, uint64_t *got, fault *f)
     err reader_chunk(const reader *r, const uint8_t *data, uint64_t size, bint verify, chunk *out, fault *f)
     err reader_header(const reader *r, const uint8_t *data, uint64_t size, chunk *out, fault *f)
     err reader_skip(reader *r, const filter_t *filter, uint32_t most, bint nowait, uint32_t *skipped, fault *f)

@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint64_t
 from vibemq.broker.stream cimport Stream, StreamUser
 from vibemq.net.connection cimport Connection
-from vibemq.storage.core cimport err, fault, filter_t, reader
+from vibemq.storage.core cimport chunk, err, fault, filter_t, reader
 
 
 # Where one subscription reads, how much it may be sent, and how far a frame is out already.
@@ -22,7 +22,8 @@ cdef class Subscription(StreamUser):
     cdef readonly uint64_t consumed   # messages sent
     cdef readonly int64_t offset      # of the last chunk sent; -1: none yet
     cdef size_t frame_sent            # bytes already sent of the frame at the reader's place
-    cdef bint frame_v2                # that frame is a Deliver 2,
+    cdef chunk frame_chunk            # what that frame delivers, which was verified when it began
+    cdef bint frame_v2                # it is a Deliver 2,
     cdef uint64_t frame_committed     # and began with this committed chunk id
     cdef bint cold                    # nothing is sent yet: a helper thread reads for it, or its answer goes first
     cdef bint queued                  # in its owner's `ready`
@@ -53,5 +54,7 @@ cdef class Deliveries:
     # Take it out of everything here; its stream is left to the caller.
     cdef int forget(self, Subscription subscription) except -1
     cdef Py_ssize_t _send_chunks(self, Subscription subscription) except -2
+    cdef Py_ssize_t _send_rest(self, Subscription subscription, size_t head) except -2
+    cdef void _sent(self, Subscription subscription, const chunk *header) noexcept
     cdef Py_ssize_t _read_failed(self, Subscription subscription, err error, const fault *f, uint64_t wanted) except -2
     cdef int _finish_frame(self, Subscription subscription) except -1

@@ -2,8 +2,8 @@
 """What one connection is subscribed to, and the sending of it.
 
 A Deliver is never queued: the log is the queue.  What the socket does not take is read
-again when it does, so a slow consumer costs no memory.  Only how much of a frame is out
-already (``Subscription.frame_sent``) is remembered, and nothing else is sent before its end.
+again when it does, so a slow consumer costs no memory.  Only which frame is out in part, and
+how much of it (``Subscription.frame_sent``), is remembered, and nothing else is sent before its end.
 Specification: the RabbitMQ Streams protocol.
 """
 
@@ -52,10 +52,9 @@ cdef enum:
 
 # What all streams sessions of a worker use to gather one send; only valid within one call.
 cdef struct frame_out:
-    uint64_t position, next_offset, chunk_id  # where its chunk begins, for the reader
-    uint32_t records
-    int64_t timestamp_ms
-    size_t bytes       # of the whole Deliver frame
+    uint64_t position, next_offset  # where its chunk begins, for the reader
+    chunk header
+    size_t bytes                    # of the whole Deliver frame
 
 cdef struct gather:
     uint8_t *data
@@ -70,16 +69,23 @@ cdef gather scratch
 cdef err fetch(Subscription subscription, size_t want, bint cached, uint64_t *got, chunk *header,
                fault *f) except? ERR_CORRUPT:
     """Read the next chunk into the scratch, and as many behind it as `want` bytes hold; `cached`: without waiting."""
+    cdef uint64_t more, size
     cdef err e
-    while True:
-        grow(&scratch.data, &scratch.size, want, 1)
-        with nogil:
-            e = core.reader_fetch(&subscription.reader, scratch.data, want, cached, got, f)
-            if e == OK:
-                e = core.reader_chunk(&subscription.reader, scratch.data, got[0], True, header, f)
-        if e != ERR_TRUNCATED or core.chunk_bytes(header) <= want:
-            return e
-        want = core.chunk_bytes(header)
+    grow(&scratch.data, &scratch.size, want, 1)
+    with nogil:
+        e = core.reader_fetch(&subscription.reader, scratch.data, want, cached, got, f)
+        if e == OK:
+            e = core.reader_chunk(&subscription.reader, scratch.data, got[0], True, header, f)
+    if e != ERR_TRUNCATED or core.chunk_bytes(header) <= want:
+        return e
+    size = core.chunk_bytes(header)
+    grow(&scratch.data, &scratch.size, size, 1)
+    with nogil:
+        e = core.reader_fetch_rest(&subscription.reader, got[0], scratch.data + got[0], size - got[0], cached, &more, f)
+        if e == OK:
+            got[0] += more
+            e = core.reader_chunk(&subscription.reader, scratch.data, got[0], True, header, f)
+    return ERR_TRUNCATED if e == ERR_NOT_CACHED else e
 
 
 def _told(result, error):
@@ -111,9 +117,10 @@ cdef size_t payload_bytes(Subscription subscription, const chunk *header) noexce
 
 
 cdef size_t fetch_bytes(Subscription subscription) noexcept:
-    """As much as one send can use, judged by the last one: small chunks for little credit need no large read."""
+    """As much as one send can use, in whole chunks, judged by the last one."""
     cdef uint64_t frames = <uint64_t> min(max(subscription.credit, <int64_t> 1), <int64_t> FRAMES_PER_SEND)
-    cdef uint64_t wanted = frames * subscription.chunk_bytes
+    cdef uint64_t fit = FETCH_BYTES // max(subscription.chunk_bytes, <uint64_t> 1)
+    cdef uint64_t wanted = min(frames, max(fit, <uint64_t> 1)) * subscription.chunk_bytes
     return <size_t> min(max(wanted, <uint64_t> FETCH_BYTES_MIN), <uint64_t> FETCH_BYTES)
 
 
@@ -347,7 +354,8 @@ cdef class Deliveries:
         cdef int frames = 0, pieces = 0, i
         cdef uint32_t skipped = 0
         cdef Py_ssize_t sent, left, rest
-        cdef Meters meters = subscription.stream.table.meters
+        if skip >= head:
+            return self._send_rest(subscription, head)
         if v2:
             if skip:
                 committed_chunk = subscription.frame_committed
@@ -387,8 +395,7 @@ cdef class Deliveries:
             scratch.pieces[pieces].iov_base = scratch.data + offset + CHUNK_HEADER_BYTES + header.bloom_bytes + skip
             scratch.pieces[pieces].iov_len = payload - skip
             skip = 0
-            scratch.frames[frames] = frame_out(walk.position, walk.next_offset, header.chunk_id, header.records,
-                                               header.timestamp_ms, head + payload)
+            scratch.frames[frames] = frame_out(walk.position, walk.next_offset, header, head + payload)
             frames += 1
             offset += core.chunk_bytes(&header)
             core.reader_advance(&walk, &header)
@@ -408,16 +415,11 @@ cdef class Deliveries:
             rest = <Py_ssize_t> (scratch.frames[i].bytes - subscription.frame_sent)
             if left < rest:
                 subscription.frame_sent += left
+                subscription.frame_chunk = scratch.frames[i].header
                 at.position, at.next_offset = scratch.frames[i].position, scratch.frames[i].next_offset
                 break
             left -= rest
-            subscription.frame_sent = 0
-            subscription.credit -= 1
-            subscription.consumed += scratch.frames[i].records
-            meters.add(METER_DELIVER_STREAM, (meters.turn_wall_ms - scratch.frames[i].timestamp_ms) * 1000,
-                       scratch.frames[i].records)
-            subscription.stream.table.delivered += scratch.frames[i].records
-            subscription.offset = <int64_t> scratch.frames[i].chunk_id
+            self._sent(subscription, &scratch.frames[i].header)
         else:
             at.position, at.next_offset = walk.position, walk.next_offset
         subscription.frame_v2, subscription.frame_committed = v2, committed_chunk
@@ -426,6 +428,40 @@ cdef class Deliveries:
             free(scratch.data)
             scratch.data, scratch.size = NULL, 0
         return sent if sent > 0 else 0
+
+    cdef Py_ssize_t _send_rest(self, Subscription subscription, size_t head) except -2:
+        """Of a frame whose head is out, what the socket takes of the next FETCH_BYTES; as _send_chunks."""
+        cdef chunk *header = &subscription.frame_chunk
+        cdef size_t out = subscription.frame_sent - head
+        cdef size_t left = payload_bytes(subscription, header) - out
+        cdef size_t want = min(left, <size_t> FETCH_BYTES)
+        cdef uint64_t got = 0, begin = CHUNK_HEADER_BYTES + header.bloom_bytes + out
+        cdef Py_ssize_t sent
+        cdef fault f
+        cdef err e
+        grow(&scratch.data, &scratch.size, want, 1)
+        with nogil:
+            e = core.reader_fetch_rest(&subscription.reader, begin, scratch.data, want, True, &got, &f)
+        if e != OK:
+            return self._read_failed(subscription, e, &f, core.chunk_bytes(header))
+        scratch.pieces[1].iov_base, scratch.pieces[1].iov_len = scratch.data, got
+        sent = self.connection.send(scratch.pieces, 1, False)
+        subscription.frame_sent += sent
+        if <size_t> sent == left:
+            core.reader_advance(&subscription.reader, header)
+            self._sent(subscription, header)
+            self.half_sent = None
+        return sent
+
+    cdef void _sent(self, Subscription subscription, const chunk *header) noexcept:
+        """A whole frame is out."""
+        cdef Meters meters = subscription.stream.table.meters
+        subscription.frame_sent = 0
+        subscription.credit -= 1
+        subscription.consumed += header.records
+        meters.add(METER_DELIVER_STREAM, (meters.turn_wall_ms - header.timestamp_ms) * 1000, header.records)
+        subscription.stream.table.delivered += header.records
+        subscription.offset = <int64_t> header.chunk_id
 
     cdef Py_ssize_t _read_failed(self, Subscription subscription, err error, const fault *f, uint64_t wanted) except -2:
         """There is no chunk to send: find out what to do.  0 to try again, NOTHING to wait.
