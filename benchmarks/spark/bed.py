@@ -28,6 +28,8 @@ from vibemq.errors import VibeMQError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from benchmarks.spark.mapped import Sender
+
 POOL_COUNT = 20_000
 LETTERS = b"abcdefghijklmnopqrstuvwxyz0123456789"
 COLUMNS = ("value", "offset", "timestamp")
@@ -68,6 +70,7 @@ class Bed:
     folder: Path
     broker: VibeMQ
     kafka: Kafka | None
+    sender: Sender | None
     tell: Callable[[str], None]
     peers: frozenset[str]
     expected: dict[str, Summary] = field(default_factory=dict)  # by stream and topic
@@ -107,8 +110,8 @@ class Bed:
     def mapped(self, size: int) -> Path:
         return self.folder / f"mapped-{size}"
 
-    def scan_mapped(self, size: int) -> DataFrame:
-        return self.spark.read.format("mapped").option("folder", str(self.mapped(size))).load()
+    def scan_mapped(self, size: int, port: int = 0) -> DataFrame:
+        return self.spark.read.format("mapped").options(folder=str(self.mapped(size)), port=port).load()
 
     def bucket(self, size: int) -> str:
         """A folder as an object store, whose broker has ended."""
@@ -131,7 +134,7 @@ class Bed:
         self.publish(f"one-{size}", size, rows // 2 * 2)
         self.tell(f"{size} B: to Parquet")
         self.write_parquet(self.ours(halves).coalesce(2), self.parquet(size))
-        if "mapped" in self.peers:
+        if self.peers & {"mapped", "sendfile"}:
             from benchmarks.spark import mapped  # which imports Spark
 
             mapped.write(self.parquet(size), self.mapped(size))
@@ -211,7 +214,8 @@ class Bed:
 
     def processes(self) -> dict[str, dict[int, float]]:
         """The seconds that each process of Spark (the JVM and its Python workers) and of the brokers has used."""
-        brokers = tree_pids(self.broker.pid) | (tree_pids(self.kafka.pid) if self.kafka else {})
+        others = [each for each in (self.kafka, self.sender) if each]
+        brokers = {pid: used for each in (self.broker, *others) for pid, used in tree_pids(each.pid).items()}
         return {"spark_cpu_s": tree_pids(self.spark.sparkContext._gateway.proc.pid), "broker_cpu_s": brokers}
 
     @contextmanager

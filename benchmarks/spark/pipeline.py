@@ -32,7 +32,7 @@ from benchmarks.spark.kafka import Kafka, jars
 from vibemq.errors import VibeMQError
 
 WORKS = ("scan", "drain", "sink", fields.WORK, "latency")
-PEERS = ("parquet", "kafka", "bucket", "mapped")
+PEERS = ("parquet", "kafka", "bucket", "mapped", "sendfile")
 CASES = {"scan": works.scans, "drain": works.drains, "sink": works.sinks}
 ROWS_DEFAULT = 10_000_000
 LARGE_BYTES = 1000  # of rows so large there are a fifth as many
@@ -189,11 +189,17 @@ def bed(stack: ExitStack, folder: Path, peers: list[str]) -> Bed:
     broker.start()
     session = local_session("bench", log_file=folder / "spark.log", config=settings)
     stack.callback(session.stop)
+    sender = None
+    if "sendfile" in peers:
+        from benchmarks.spark.mapped import Sender  # which imports Spark
+
+        sender = Sender()
+        stack.callback(sender.stop)
     found = frozenset(peers)
     if "bucket" in found and importlib.util.find_spec("obstore") is None:
         tell("no bucket: the Python package obstore is not installed (the extra remote)")
         found -= {"bucket"}
-    return Bed(session, folder, broker, kafka, tell, found)
+    return Bed(session, folder, broker, kafka, sender, tell, found)
 
 
 def show(pipeline: Pipeline, output: Path | None) -> None:

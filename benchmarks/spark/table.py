@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.report import cell, table
 from benchmarks.spark import fields, latency
-from benchmarks.spark.works import BUCKET, KAFKA, LOCAL, MAPPED, ONE_TASK, OURS, PARQUET, TWO_TASKS
+from benchmarks.spark.works import BUCKET, KAFKA, LOCAL, MAPPED, ONE_TASK, OURS, PARQUET, SENDFILE, TWO_TASKS
 
 Wanted = tuple[float | None, float | None]  # what is needed, and more than that
 TITLES = {"scan": "batch scan", "drain": "drain by micro-batches", "sink": "sink", fields.WORK: "JSON to columns"}
@@ -39,6 +39,7 @@ GOALS = (
     Goal("mapped Arrow files, a Python source / Parquet", ("scan", MAPPED), ("scan", PARQUET)),
     Goal("scan, local reads / mapped Arrow files", ("scan", LOCAL), ("scan", MAPPED)),
     Goal("scan over TCP / Parquet", ("scan", OURS), ("scan", PARQUET), {100: (0.85, 1.0), 1000: (0.85, 1.0)}),
+    Goal("the same files by sendfile over TCP / Parquet", ("scan", SENDFILE), ("scan", PARQUET)),
     Goal("scan over TCP / Kafka's connector", ("scan", OURS), ("scan", KAFKA), {100: (1.5, 3), 1000: (1.5, 3)}),
     Goal("scan from the bucket / Parquet", ("scan", BUCKET), ("scan", PARQUET), {100: (0.7, 1.0), 1000: (0.7, 1.0)}),
     Goal("one stream in two tasks / in one", ("scan", TWO_TASKS), ("scan", ONE_TASK), {100: (1.5, None)}),

@@ -24,6 +24,7 @@ DRAIN_TIMEOUT_S = 600
 OURS, LOCAL, PARQUET, KAFKA = "vibemq", "vibemq, local reads", "snappy Parquet", "kafka"
 BUCKET = "vibemq, from the bucket"
 MAPPED = "mapped Arrow files, a Python source"
+SENDFILE = "the same files by sendfile over TCP"
 ONE_TASK, TWO_TASKS = "vibemq, one stream, one task", "vibemq, one stream, two tasks"
 _numbers = itertools.count()
 
@@ -61,6 +62,8 @@ def scans(bed: Bed, size: int) -> Iterator[Case]:
         frames[PARQUET] = partial(bed.scan_parquet, size)
     if "mapped" in bed.peers:
         frames[MAPPED] = partial(bed.scan_mapped, size)
+    if bed.sender:
+        frames[SENDFILE] = partial(bed.scan_mapped, size, bed.sender.port)
     if bed.kafka:
         frames[KAFKA] = partial(bed.theirs, f"rows-{size}")
     whole: dict[str, Any] = {"readMode": "tcp", "maxBytesPerPartition": 0}
