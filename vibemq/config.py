@@ -470,6 +470,7 @@ def _unknown(where: str, name: str, known: Mapping[str, object], what: str, sect
     message = f"{where}: there is no {what} {name!r}"
     if near := difflib.get_close_matches(name, known, n=1):
         return ConfigError(message, hint=f"did you mean {near[0]!r}?")
-    if elsewhere := [s for s, options in OPTIONS.items() if name in options and s != section]:
-        return ConfigError(message, hint=f"{name!r} belongs in section [{elsewhere[0]}]")
+    meant = (name, f"{section}_{name}")
+    if elsewhere := [(s, o) for s, options in OPTIONS.items() for o in options if o in meant and s != section]:
+        return ConfigError(message, hint="{1!r} belongs in section [{0}]".format(*elsewhere[0]))
     return ConfigError(message, hint=f"known here: {', '.join(known)}")

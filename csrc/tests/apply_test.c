@@ -80,7 +80,8 @@ static bool holds(struct log *l, unsigned target, uint64_t end)
     struct seen seen = {.target = target};
     struct help_walk w = {.message = look, .context = &seen};
     help_walk_log(&w, l);
-    return EXPECT(!seen.wrong) & EXPECT_EQ(end, seen.next) & EXPECT_EQ(0, w.damaged);
+    bool right = EXPECT(!seen.wrong), whole = EXPECT_EQ(end, seen.next), sound = EXPECT_EQ(0, w.damaged);
+    return right && whole && sound;
 }
 
 static void open_targets(struct apply_target *targets, uint64_t segment_bytes)

@@ -65,6 +65,7 @@ def test_switches_from_the_environment(text, value):
         ("[server]\nworkrs = 1", "section [server]: there is no option 'workrs'", "did you mean 'workers'?"),
         ("[sever]\nworkers = 1", "there is no section 'sever'", "did you mean 'server'?"),
         ("[server]\nheartbeat_s = 1", "there is no option 'heartbeat_s'", "belongs in section [streams]"),
+        ("[log]\nlevel = 'debug'", "there is no option 'level'", "'log_level' belongs in section [server]"),
         ("[server]\nxyz = 1", "there is no option 'xyz'", "known here: host, workers"),
         ("workers = 1", "there is no section 'workers'", ""),
         ("server = 1", "server must be a section", ""),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from running import ENVIRONMENT
 
-from vibemq.errors import VibeMQError
+from vibemq.errors import SetupError, VibeMQError
 from vibemq.server import datadir
 from vibemq.storage.metadata import Metadata
 
@@ -114,6 +114,16 @@ mount -o remount,ro {disk}"""
     what, todo = lines(apart(script, "users", "remove", "ada", "--data-dir", f"{disk}/data"))
     assert what == f"vibemq: cannot use {disk}/data/meta.db: {disk}/data/meta.db is on a read-only file system"
     assert "mount -o remount,rw" in todo
+
+
+@pytest.mark.parametrize("below", ["", "/data"])
+def test_a_data_directory_that_is_a_file_is_told_apart(tmp_path, below):
+    path = tmp_path / "file"
+    path.touch()
+    with pytest.raises(SetupError) as refused:
+        datadir.prepare(f"{path}{below}")
+    assert str(refused.value) == f"cannot use the data directory {path}{below}: it is a file ({path})"
+    assert "choose another with --data-dir" in refused.value.hint
 
 
 @needs_root

@@ -66,9 +66,13 @@ def prepare(path: str) -> None:
         refused = ownership.of_error(problem, str(problem.filename or path), directory=True)
         raise SetupError(
             f"cannot use the data directory {path}: "
-            + (refused.why if refused else f"{problem.strerror} ({problem.filename})"),
+            + (refused.why if refused else f"{_why(problem)} ({problem.filename})"),
             hint=refused.hint if refused else "choose another with --data-dir, or make this one writable",
         ) from None
+
+
+def _why(problem: OSError) -> str:
+    return "it is a file" if isinstance(problem, FileExistsError) else str(problem.strerror)
 
 
 def acquire(path: str) -> int:
