@@ -84,6 +84,28 @@ def test_the_same_memory_takes_one_large_chunk_after_another(size: int) -> None:
     assert last is not None and len(rooms) <= 3
 
 
+def test_frames_may_be_taken_later_than_they_came() -> None:
+    """As when a client that writes has to receive, and is in the middle of handling what came before."""
+    inbox, sizes = Inbox(), (140_000, 1_000, 1_100_000, 140_000, 10)
+    wire = b"".join(deliver(number, size) for number, size in enumerate(sizes))
+    at = 0
+
+    def into(room: memoryview) -> int:
+        count = min(len(room), len(wire) - at)
+        room[:count] = wire[at : at + count]
+        return count
+
+    while at < len(wire):
+        count = inbox.receive(into)
+        assert count > 0
+        at += count
+    for number, size in enumerate(sizes):
+        frame = inbox.next_frame()
+        assert frame is not None
+        assert text_of(open_chunk(frame[2], frame[1], "here")) == (number, number.to_bytes(4, "big") * (size // 4))
+    assert inbox.next_frame() is None
+
+
 def test_a_small_chunk_holds_no_more_than_itself() -> None:
     chunks = [
         open_chunk(body, version, "here")

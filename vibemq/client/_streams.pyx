@@ -35,6 +35,7 @@ cdef Py_ssize_t PUBLISHED_HEADER_SIZE = 12  # publishing id u64, size i32
 cdef Py_ssize_t RECEIVE_SIZE_MIN = 262_144  # room for one receive
 cdef Py_ssize_t ROOM_SIZE = 4 * RECEIVE_SIZE_MIN  # or that of one frame, if that is larger
 cdef Py_ssize_t ROOMS_KEPT = 4
+cdef Py_ssize_t ROOM_KEPT_SIZE_MAX = 8 * ROOM_SIZE  # a larger one goes when its last chunk does
 cdef Py_ssize_t VIEWED_SIZE_MIN = 131_072  # of a chunk that is not copied; a smaller one would keep too much alive
 cdef Py_ssize_t FRAME_SIZE_MAX = 1 << 30  # a Deliver is not bound by frame_max; beyond this the peer is mad
 
@@ -68,7 +69,7 @@ cdef class Inbox:
     """
 
     cdef Room room
-    cdef list before        # at most ROOMS_KEPT rooms that were full
+    cdef list before        # at most ROOMS_KEPT rooms that were full, none larger than ROOM_KEPT_SIZE_MAX
     cdef Py_ssize_t begin, end
     cdef Py_ssize_t usual   # size of the last frame, if that was a large chunk: the next one most likely has the same
 
@@ -100,7 +101,7 @@ cdef class Inbox:
         """
         cdef Py_ssize_t held = self.end - self.begin
         cdef Py_ssize_t frame = self.frame_size() if held else self.usual
-        cdef Py_ssize_t rest = frame - held if frame >= VIEWED_SIZE_MIN else 0
+        cdef Py_ssize_t rest = frame - held if frame >= VIEWED_SIZE_MIN and frame > held else 0
         if held == 0 and self.room.views == 0:
             self.begin = self.end = 0
         if <Py_ssize_t>self.room.size - self.end < (rest or RECEIVE_SIZE_MIN):
@@ -121,7 +122,7 @@ cdef class Inbox:
                 self.before.remove(room)
             else:
                 room = Room(max(ROOM_SIZE, held + more))
-            if len(self.before) < ROOMS_KEPT:
+            if len(self.before) < ROOMS_KEPT and old.size <= <size_t>ROOM_KEPT_SIZE_MAX:
                 self.before.append(old)
         grow(&room.data, &room.size, held + more, 1)
         memmove(room.data, old.data + self.begin, held)
