@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 BATCH_BYTES = 4 << 20
 HEAD_BYTES = 64  # so that what follows is aligned as Arrow wants it
 NAME_BYTES = 256
-ROOMS = 3  # memory for batches that come over TCP, used in turn: Spark is done with one when it asks for the next
+ROOMS = 3  # memory for batches that come over TCP, used in turn: Spark has two at hand at most
 SCHEMA = pyarrow.schema(
     [("value", pyarrow.binary()), ("offset", pyarrow.int64()), ("timestamp", pyarrow.timestamp("us", "UTC"))]
 )
@@ -68,13 +68,13 @@ def received(port: int, path: str) -> Iterator[pyarrow.Buffer]:
     head = bytearray(HEAD_BYTES)
     with socket.create_connection(("127.0.0.1", port)) as sender:
         sender.sendall(os.fsencode(path).ljust(NAME_BYTES))
-        while sender.recv_into(head, HEAD_BYTES, socket.MSG_WAITALL):
+        while got := sender.recv_into(head, HEAD_BYTES, socket.MSG_WAITALL):
             size = int.from_bytes(head[:8], "big")
             rooms.append(rooms.pop(0))
             if len(rooms[0]) < size:
                 rooms[0] = bytearray(size)
             batch = memoryview(rooms[0])[:size]
-            if sender.recv_into(batch, size, socket.MSG_WAITALL) != size:
+            if got != HEAD_BYTES or sender.recv_into(batch, size, socket.MSG_WAITALL) != size:
                 raise EOFError(f"{path}: the sender closed in the middle of a batch")
             yield pyarrow.py_buffer(batch)
 

@@ -277,14 +277,20 @@ static err reader_next_segment(struct reader *r, const struct commit *c, struct 
     return e;
 }
 
-/* A fault at the reader's place; `error` is its errno where a call failed.  The path is printed only here: that
- * costs as much as a short read. */
-static err reader_fault(const struct reader *r, err e, int error, uint64_t needed, uint64_t had, struct fault *f)
+/* A fault at `at` of the reader's segment; `error` is its errno where a call failed.  The path is printed only here:
+ * that costs as much as a short read. */
+static err reader_fault_at(const struct reader *r, uint64_t at, err e, int error, uint64_t needed, uint64_t had,
+                           struct fault *f)
 {
     struct file_path path = file_path_numbered(r->log->directory, r->segment, SEGMENT_SUFFIX);
     errno = error;
-    return error ? fault_from_errno(f, path.text, r->position + had, needed, had)
-                 : fault_set(f, e, 0, path.text, r->position, needed, had);
+    return error ? fault_from_errno(f, path.text, at + had, needed, had)
+                 : fault_set(f, e, 0, path.text, at, needed, had);
+}
+
+static err reader_fault(const struct reader *r, err e, int error, uint64_t needed, uint64_t had, struct fault *f)
+{
+    return reader_fault_at(r, r->position, e, error, needed, had, f);
 }
 
 /* The bytes from `at` on of the open segment: `size`, or as many as there are, but `least` of them. */
@@ -295,7 +301,7 @@ static err reader_copy(struct reader *r, uint64_t at, uint8_t *data, uint64_t si
     if (r->cold) {
         err e = cold_read(r->log->directory, r->segment, r->end, &r->fd, data, size, at, nowait, got, f);
         if (e && !(e == ERR_NOT_CACHED && *got >= least)) return e;
-        return *got >= least ? OK : reader_fault(r, ERR_CORRUPT, 0, least, *got, f);
+        return *got >= least ? OK : reader_fault_at(r, at, ERR_CORRUPT, 0, least, *got, f);
     }
     while (*got < size) {
         off_t from = (off_t)(at + *got);
@@ -304,13 +310,13 @@ static err reader_copy(struct reader *r, uint64_t at, uint8_t *data, uint64_t si
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && nowait && errno == EAGAIN) {
             if (*got >= least) return OK; /* what is cached is worth having */
-            return reader_fault(r, ERR_NOT_CACHED, 0, size, *got, f);
+            return reader_fault_at(r, at, ERR_NOT_CACHED, 0, size, *got, f);
         }
-        if (n < 0) return reader_fault(r, ERR_IO, errno, size, *got, f);
+        if (n < 0) return reader_fault_at(r, at, ERR_IO, errno, size, *got, f);
         if (n == 0) break;
         *got += (uint64_t)n;
     }
-    return *got >= least ? OK : reader_fault(r, ERR_CORRUPT, 0, least, *got, f);
+    return *got >= least ? OK : reader_fault_at(r, at, ERR_CORRUPT, 0, least, *got, f);
 }
 
 err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f)

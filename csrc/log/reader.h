@@ -50,8 +50,8 @@ bool reader_has_more(const struct reader *r);
  * reader_open READER_FIRST). */
 err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, uint64_t *got, struct fault *f);
 
-/* Of the whole chunk at the reader's place: its bytes from `from` on, at least one when OK.  ERR_NOT_CACHED, ERR_IO and
- * ERR_NOT_FOUND as from reader_fetch; ERR_CORRUPT: the file ends there. */
+/* Of the whole chunk at the reader's place: its bytes from `from` on, at least one when OK; from + size is at most
+ * chunk_bytes.  ERR_NOT_CACHED, ERR_IO and ERR_NOT_FOUND as from reader_fetch; ERR_CORRUPT: the file has lost them. */
 err reader_fetch_rest(struct reader *r, uint64_t from, uint8_t *data, uint64_t size, bool nowait, uint64_t *got,
                       struct fault *f);
 

@@ -30,7 +30,7 @@ from vibemq.protocols.micromsg2.spec import ErrorCode, ExtensionName
 
 # What this client knows how to keep. A heartbeat would need a thread.
 SUPPORTED = frozenset(ExtensionName) - {ExtensionName.HEARTBEAT}
-RECEIVE_BYTES = 65_536  # a Transport asks for so much several times, and no more than that until it is understood
+RECEIVE_BYTES = 65_536  # of one call
 PASSWORD_ROUNDS_MAX = 10_000_000  # of a challenge: a broker that asks for more wants our processor
 ERROR_TEXT = re.compile(r"([A-Z_]+): (.*)", re.S)
 REFUSED_NUMBER = re.compile(r"message ([0-9]{1,5}): ")
@@ -188,8 +188,7 @@ class Conversation:
 
     def _take_input(self) -> None:
         """What is there already, without waiting; who waits hears of an end."""
-        with contextlib.suppress(ConnectionClosed):
-            self._link.poll_input()
+        self._link.take_input()
         self._take_frames()
 
     def _end(self, why: str) -> None:

@@ -32,7 +32,7 @@ cdef int KEY_PUBLISH = spec.Key.PUBLISH
 cdef int KEY_DELIVER = spec.Key.DELIVER
 cdef Py_ssize_t PUBLISH_HEADER_SIZE = 13  # frame header, publisher id u8, count i32
 cdef Py_ssize_t PUBLISHED_HEADER_SIZE = 12  # publishing id u64, size i32
-cdef Py_ssize_t RECEIVE_SIZE_MIN = 262_144  # room for one receive
+cdef Py_ssize_t RECEIVE_SIZE_MIN = 262_144  # room for one receive, but for the rest of a large frame
 cdef Py_ssize_t ROOM_SIZE = 4 * RECEIVE_SIZE_MIN  # or that of one frame, if that is larger
 cdef Py_ssize_t ROOMS_KEPT = 4
 cdef Py_ssize_t ROOM_KEPT_SIZE_MAX = 8 * ROOM_SIZE  # a larger one goes when its last chunk does
@@ -41,7 +41,7 @@ cdef Py_ssize_t FRAME_SIZE_MAX = 1 << 30  # a Deliver is not bound by frame_max;
 
 
 cdef class Room:
-    """Memory for received bytes. Who holds a view of it keeps it alive, and what lies there stays: see Inbox."""
+    """Memory for received bytes. Who holds a view keeps it alive; an Inbox writes nothing over what has views."""
 
     cdef uint8_t *data
     cdef size_t size
@@ -65,7 +65,7 @@ cdef class Inbox:
     """Received bytes that are not yet frames. Invariant: begin <= end <= room.size.
 
     A large chunk is not copied out: its frame's body is a view of the room. A room with views is only written behind
-    its `end`; when it is full another takes its place, one without views of those that were used before if there is one.
+    its `end`; when it is full another takes its place: a used one without views, or else a new one.
     """
 
     cdef Room room
@@ -147,7 +147,7 @@ cdef class Inbox:
 
 cdef class Chunk:
     """One delivered chunk, its CRC verified. `data` is a memoryview of its entries, which keeps them alive: with a large
-    chunk all that was received into the same room, a MiB or two.
+    chunk all of the memory that it was received into, ROOM_SIZE or what the largest frame has taken.
 
     The offset of a record is chunk_id plus the number of records before it.
     """

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from vibemq.errors import ConnectionClosed, TimeoutExceeded
 
 WAIT_S_MAX = 86_400.0  # of one call of poll, which takes no infinity; who waits longer calls again
-LAST_RECEIVES_MAX = 16  # of a connection that is lost
+RECEIVE_CALLS_MAX = 16  # of one take_input: what a socket holds, and an end with a peer that never stops
 HEARTBEAT_FRAME = bytes.fromhex("0000000400170001")
 
 
@@ -140,15 +140,14 @@ class Transport:
                 sent = self._try_send(rest)
             except OSError as error:
                 # A broker says why before it closes: `on_input` raises the better error if that has come.
-                with contextlib.suppress(ConnectionClosed):
-                    for _ in range(LAST_RECEIVES_MAX):
-                        self.poll_input()
+                self.take_input()
                 raise self._lost(f"sending failed: {error}") from error
             rest = rest[sent:]
             if rest and not sent:
-                self._poll_both.poll(deadline.left_s() * 1000)
-                if self.poll_input():
+                if self.poll_input():  # first, for poll does not see what TLS has decrypted already
                     self.on_input()
+                else:
+                    self._poll_both.poll(deadline.left_s() * 1000)
 
     def _try_send(self, data: memoryview) -> int:
         try:
@@ -171,6 +170,16 @@ class Transport:
         if got == 0:
             raise self._lost("the broker closed the connection")
         return True
+
+    def take_input(self) -> None:
+        """Takes what the socket has, without waiting. That the connection has ended is left to who reads on."""
+        for _ in range(RECEIVE_CALLS_MAX):
+            try:
+                if not self.poll_input():
+                    return
+            except ConnectionClosed:
+                return
+            self.on_input()
 
     def wait_input(self, deadline: Deadline) -> None:
         """Until at least one byte has come, which goes to the inbox."""

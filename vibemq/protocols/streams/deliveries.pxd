@@ -22,7 +22,7 @@ cdef class Subscription(StreamUser):
     cdef readonly uint64_t consumed   # messages sent
     cdef readonly int64_t offset      # of the last chunk sent; -1: none yet
     cdef size_t frame_sent            # bytes already sent of the frame at the reader's place
-    cdef chunk frame_chunk            # what that frame delivers, which was verified when it began
+    cdef chunk frame_chunk            # what that frame delivers: verified when it began, its rest not again
     cdef bint frame_v2                # it is a Deliver 2,
     cdef uint64_t frame_committed     # and began with this committed chunk id
     cdef bint cold                    # nothing is sent yet: a helper thread reads for it, or its answer goes first

@@ -384,17 +384,13 @@ cdef class Deliveries:
             payload = payload_bytes(subscription, &header)
             room = scratch.headers[frames]
             write_head(room, v2, subscription.subscription_id, committed_chunk, scratch.data + offset, payload)
-            if skip < head:
-                pieces += 1
-                scratch.pieces[pieces].iov_base = room + skip
-                scratch.pieces[pieces].iov_len = head - skip
-                skip = 0
-            else:
-                skip -= head
             pieces += 1
-            scratch.pieces[pieces].iov_base = scratch.data + offset + CHUNK_HEADER_BYTES + header.bloom_bytes + skip
-            scratch.pieces[pieces].iov_len = payload - skip
+            scratch.pieces[pieces].iov_base = room + skip
+            scratch.pieces[pieces].iov_len = head - skip
             skip = 0
+            pieces += 1
+            scratch.pieces[pieces].iov_base = scratch.data + offset + CHUNK_HEADER_BYTES + header.bloom_bytes
+            scratch.pieces[pieces].iov_len = payload
             scratch.frames[frames] = frame_out(walk.position, walk.next_offset, header, head + payload)
             frames += 1
             offset += core.chunk_bytes(&header)
