@@ -9,6 +9,7 @@ classic queue, which confirms once they are written.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -26,15 +27,25 @@ from vibemq.errors import UserError, VibeMQError
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 40.0
+PORT_MIN = 10_000  # of a server: above the ordinary ones
 RABBITMQ_HOME = Path("/usr/lib/rabbitmq/bin")
 # What is started is this VibeMQ, installed or not.
 PYTHON_PATH = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")]))
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on. VibeMQError when there is none.
+
+    Where it can be, one below those that the kernel gives to outgoing connections and to whoever binds port 0: one of
+    these may be taken before the server that is told of it binds it.
+    """
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    end = given if given > PORT_MIN else 65_536
+    for port in random.SystemRandom().sample(range(PORT_MIN, end), end - PORT_MIN):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise VibeMQError(f"no port from {PORT_MIN} to {end - 1} is free")
 
 
 class Server:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import vibemq
+from benchmarks.servers import free_port
 
 #: The processes that tests start use the same vibemq as the tests, installed or not.
 ENVIRONMENT = {
@@ -77,9 +78,10 @@ def resident_bytes(pid: int) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
+DOORS = ("streams", "native", "signalr", "micromsg2", "admin")
 #: On free ports: who has the ordinary ones is not known, and tests run side by side.
 SERVE = [sys.executable, "-m", "vibemq.cli", "serve"]
-for _door in ("streams", "native", "signalr", "micromsg2", "admin"):
+for _door in DOORS:
     SERVE += [f"--{_door}-port", "0"]
 for _door in ("native", "micromsg2", "admin"):
     SERVE += ["--set", f"{_door}.tls_port=0"]
@@ -116,7 +118,8 @@ class Restartable:
     def __init__(self, folder: Path, flags: tuple[str, ...], workers: int) -> None:
         self._folder, self._flags, self._workers = folder, flags, workers
         self._stack = ExitStack()
-        self.running = self._start()
+        # The kernel gives none of these to an outgoing connection while the broker is down.
+        self.running = self._start(*(word for door in DOORS for word in _flag(door, free_port())))
 
     def _start(self, *ports: str) -> Running:
         return self._stack.enter_context(broker(self._folder, *self._flags, *ports, workers=self._workers))

@@ -4,7 +4,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import textwrap
@@ -20,6 +19,7 @@ from http_caller import STREAM, Http, wait_until
 from peers.streams import Peer, connected
 from running import ENVIRONMENT, broker
 
+from benchmarks.servers import free_port
 from vibemq.client import connect
 from vibemq.protocols.streams.codec import encode_request
 from vibemq.protocols.streams.spec import Key
@@ -91,8 +91,7 @@ def use(peer: Peer, running) -> None:
 @contextmanager
 def prometheus(folder: Path) -> Iterator[Prometheus]:
     """Started in the folder, with its prometheus.yml."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=tsdb"]
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from running import wait_until
 
+from benchmarks.servers import free_port
 from vibemq.config import Remote
 
 BUCKET = "vibemq-tests"
@@ -135,8 +136,7 @@ class S3Server(Store):
             pytest.skip("VIBEMQ_S3=versitygw, but there is no such command: see github.com/versity/versitygw")
         files = self._folder / "files"
         (files / BUCKET).mkdir(parents=True)  # a bucket is a folder to it
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = int(free.getsockname()[1])
+        port = free_port()
         self._spawn("versitygw", "--port", f"127.0.0.1:{port}", "--region", REGION, "posix", str(files))
 
         def serves() -> bool:

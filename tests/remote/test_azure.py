@@ -24,6 +24,7 @@ from flows import NativeQueue, Streams, native
 from running import ENVIRONMENT, Running, broker, wait_until
 from test_failures import Lost, kill
 
+from benchmarks.servers import free_port
 from vibemq.client.streams import StreamsConnection
 
 pytest.importorskip("obstore", reason="needs the extra remote")
@@ -57,8 +58,7 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     if PROGRAM is None:
         pytest.skip("there is no azurite-blob on the path, and VIBEMQ_AZURITE names none: npm install -g azurite")
     folder = tmp_path_factory.mktemp("azurite")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    port = free_port()
     command = [PROGRAM, "--location", str(folder), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
     output = (folder / "output").open("w+")
     process = subprocess.Popen([*command, "--skipApiVersionCheck"], stdout=output, stderr=output)
