@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 BATCH_BYTES = 4 << 20
 HEAD_BYTES = 64  # so that what follows is aligned as Arrow wants it
 NAME_BYTES = 256
-ROOMS = 3  # memory for batches that come over TCP, used in turn: Spark has two at hand at most
+BUFFERS = 3  # memory for batches that come over TCP, used in turn: Spark has two at hand at most
 SCHEMA = pyarrow.schema(
     [("value", pyarrow.binary()), ("offset", pyarrow.int64()), ("timestamp", pyarrow.timestamp("us", "UTC"))]
 )
@@ -64,16 +64,16 @@ def mapped(path: str) -> Iterator[pyarrow.Buffer]:
 
 
 def received(port: int, path: str) -> Iterator[pyarrow.Buffer]:
-    rooms = [bytearray() for _ in range(ROOMS)]
+    buffers = [bytearray() for _ in range(BUFFERS)]
     head = bytearray(HEAD_BYTES)
     with socket.create_connection(("127.0.0.1", port)) as sender:
         sender.sendall(os.fsencode(path).ljust(NAME_BYTES))
         while got := sender.recv_into(head, HEAD_BYTES, socket.MSG_WAITALL):
             size = int.from_bytes(head[:8], "big")
-            rooms.append(rooms.pop(0))
-            if len(rooms[0]) < size:
-                rooms[0] = bytearray(size)
-            batch = memoryview(rooms[0])[:size]
+            buffers.append(buffers.pop(0))
+            if len(buffers[0]) < size:
+                buffers[0] = bytearray(size)
+            batch = memoryview(buffers[0])[:size]
             if got != HEAD_BYTES or sender.recv_into(batch, size, socket.MSG_WAITALL) != size:
                 raise EOFError(f"{path}: the sender closed in the middle of a batch")
             yield pyarrow.py_buffer(batch)
@@ -84,9 +84,10 @@ def write(parquet: Path, folder: Path) -> None:
     folder.mkdir()
     for path in sorted(parquet.glob("*.parquet")):
         rows = pyarrow.parquet.ParquetFile(path)
-        row_bytes = rows.metadata.row_group(0).total_byte_size // rows.metadata.row_group(0).num_rows
+        groups = map(rows.metadata.row_group, range(rows.num_row_groups))
+        row_bytes = sum(group.total_byte_size for group in groups) // max(rows.metadata.num_rows, 1)
         with open(folder / f"{path.stem}.batches", "wb") as file:
-            for batch in rows.iter_batches(BATCH_BYTES // row_bytes, columns=SCHEMA.names):
+            for batch in rows.iter_batches(max(BATCH_BYTES // max(row_bytes, 1), 1), columns=SCHEMA.names):
                 ready = pyarrow.Table.from_batches([batch]).cast(SCHEMA).combine_chunks().to_batches()[0].serialize()
                 size = -(-ready.size // HEAD_BYTES) * HEAD_BYTES
                 file.write(size.to_bytes(8, "big").ljust(HEAD_BYTES, b"\0"))

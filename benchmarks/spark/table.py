@@ -36,10 +36,10 @@ class Goal:
 
 GOALS = (
     Goal("scan, local reads / Parquet", ("scan", LOCAL), ("scan", PARQUET), {100: (1.2, 1.6), 1000: (1.2, 1.6)}),
-    Goal("mapped Arrow files, a Python source / Parquet", ("scan", MAPPED), ("scan", PARQUET)),
-    Goal("scan, local reads / mapped Arrow files", ("scan", LOCAL), ("scan", MAPPED)),
+    Goal("mapped Arrow batches, a Python source / Parquet", ("scan", MAPPED), ("scan", PARQUET)),
+    Goal("scan, local reads / mapped Arrow batches", ("scan", LOCAL), ("scan", MAPPED)),
     Goal("scan over TCP / Parquet", ("scan", OURS), ("scan", PARQUET), {100: (0.85, 1.0), 1000: (0.85, 1.0)}),
-    Goal("the same files by sendfile over TCP / Parquet", ("scan", SENDFILE), ("scan", PARQUET)),
+    Goal("the same batches by sendfile over TCP / Parquet", ("scan", SENDFILE), ("scan", PARQUET)),
     Goal("scan over TCP / Kafka's connector", ("scan", OURS), ("scan", KAFKA), {100: (1.5, 3), 1000: (1.5, 3)}),
     Goal("scan from the bucket / Parquet", ("scan", BUCKET), ("scan", PARQUET), {100: (0.7, 1.0), 1000: (0.7, 1.0)}),
     Goal("one stream in two tasks / in one", ("scan", TWO_TASKS), ("scan", ONE_TASK), {100: (1.5, None)}),

@@ -242,6 +242,46 @@ def test_chunks_larger_than_the_socket_takes_come_whole_and_in_order(calm):
         still_usable(slow)
 
 
+def of_two_large_chunks(peer, stream):
+    """Both of a named publisher and with a filter value; their bodies."""
+    chance = random.Random(BIG_BYTES)
+    peer.create(stream)
+    peer.declare(stream, reference="a" * 14)
+    bodies = [chance.randbytes(BIG_BYTES) for _ in range(2)]
+    for number, body in enumerate(bodies):
+        peer.send(codec.encode_request(Key.PUBLISH, version=2, publisher_id=0, messages=[(number, "eu", body)]))
+        assert peer.confirmed(1) == [number]
+    return bodies
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("version", [1, 2])
+def test_two_half_sent_delivers_come_whole_with_their_trailers(calm, tmp_path, version, cached):
+    """Not cached: the rest of each has to come from the disk while it is half sent."""
+    with Peer(calm).open(frame_max=2 * BIG_BYTES) as publisher:
+        bodies = of_two_large_chunks(publisher, "big")
+    (segment,) = [found for found in tmp_path.glob("**/streams/*/*") if found.stat().st_size > BIG_BYTES]
+    with connected(calm, receive_buffer_bytes=SMALL_BUFFER_BYTES) as slow:
+        slow.ask(Key.EXCHANGE_COMMAND_VERSIONS, versions=[(Key.DELIVER, 1, version)])
+        properties = {"chunk_selector": "all", "filter.0": "eu"}
+        slow.subscribe("big", 1, credit=2, properties=properties)
+        slow.subscribe("big", 2, credit=2, properties=properties)
+        seen = {1: [], 2: []}
+        for _ in range(4):
+            readable(slow)
+            if not cached:
+                with segment.open("rb") as file:
+                    os.fdatasync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            deliver = slow.expect(Key.DELIVER)
+            chunk = deliver.chunk
+            assert (zlib.crc32(chunk.data), chunk.data[4:]) == (chunk.crc, bodies[chunk.chunk_id])
+            assert chunk.trailer == bytes([0, 14]) + b"a" * 14 + chunk.chunk_id.to_bytes(8, "big")
+            seen[deliver.subscription_id].append(chunk.chunk_id)
+        assert seen == {1: [0, 1], 2: [0, 1]}
+        still_usable(slow)
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_unsubscribe_in_the_middle_of_a_deliver_ends_it_first(calm, version):
     big_stream(calm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -76,12 +77,12 @@ def test_chunks_of_any_size_come_whole_and_stay_while_they_are_held(kept: int) -
 def test_the_same_memory_takes_one_large_chunk_after_another(size: int) -> None:
     """With the one at hand still held, as by a loop: else each would lie in pages that nobody has touched yet."""
     inbox, last = Inbox(), None
-    rooms: list[object] = []
+    buffers: list[object] = []
     for _, version, body in received(inbox, b"".join(deliver(number, size) for number in range(100)), lambda: 1 << 30):
         last = open_chunk(body, version, "here")
-        if not any(room is last.data.obj for room in rooms):
-            rooms.append(last.data.obj)
-    assert last is not None and len(rooms) <= 3
+        if not any(buffer is last.data.obj for buffer in buffers):
+            buffers.append(last.data.obj)
+    assert last is not None and len(buffers) <= 3
 
 
 def test_frames_may_be_taken_later_than_they_came() -> None:
@@ -104,6 +105,27 @@ def test_frames_may_be_taken_later_than_they_came() -> None:
         assert frame is not None
         assert text_of(open_chunk(frame[2], frame[1], "here")) == (number, number.to_bytes(4, "big") * (size // 4))
     assert inbox.next_frame() is None
+
+
+def test_the_memory_of_a_huge_chunk_goes_when_small_ones_follow() -> None:
+    """A connection may live for months after it."""
+    inbox, free = Inbox(), []
+
+    def into(wire: bytes, room: memoryview) -> int:
+        free.append(len(room))
+        count = min(len(room), len(wire))
+        room[:count] = wire[:count]
+        return count
+
+    wire = deliver(0, 20_000_000)
+    while wire:
+        wire = wire[inbox.receive(partial(into, wire)) :]
+    assert inbox.next_frame() is not None, "its body is let go of at once"
+    for number in (1, 2):
+        inbox.receive(partial(into, deliver(number, 10)))
+        frame = inbox.next_frame()
+        assert frame is not None and text_of(open_chunk(frame[2], frame[1], "here"))[0] == number
+    assert free[-1] <= 2_000_000 < 19_000_000 <= max(free)
 
 
 def test_a_small_chunk_holds_no_more_than_itself() -> None:

@@ -214,7 +214,7 @@ cdef class Messages:
                 logger.error("while reading ahead: %s", error)
             then()
 
-        self.helpers.submit_read(ahead(&place.raw, place.log.directory, READ_AHEAD_BYTES), done)
+        self.helpers.submit_read(ahead(&place.raw, place.log.directory, 0, READ_AHEAD_BYTES), done)
         return 0
 
     def _unpack_ahead(self, then):

@@ -33,14 +33,14 @@ cdef int KEY_DELIVER = spec.Key.DELIVER
 cdef Py_ssize_t PUBLISH_HEADER_SIZE = 13  # frame header, publisher id u8, count i32
 cdef Py_ssize_t PUBLISHED_HEADER_SIZE = 12  # publishing id u64, size i32
 cdef Py_ssize_t RECEIVE_SIZE_MIN = 262_144  # room for one receive, but for the rest of a large frame
-cdef Py_ssize_t ROOM_SIZE = 4 * RECEIVE_SIZE_MIN  # or that of one frame, if that is larger
-cdef Py_ssize_t ROOMS_KEPT = 4
-cdef Py_ssize_t ROOM_KEPT_SIZE_MAX = 8 * ROOM_SIZE  # a larger one goes when its last chunk does
+cdef Py_ssize_t BUFFER_SIZE = 4 * RECEIVE_SIZE_MIN  # or that of one frame, if that is larger
+cdef Py_ssize_t BUFFERS_KEPT_MAX = 4
+cdef Py_ssize_t BUFFER_KEPT_SIZE_MAX = 8 * BUFFER_SIZE  # a larger one goes with its chunks, once a small one follows
 cdef Py_ssize_t VIEWED_SIZE_MIN = 131_072  # of a chunk that is not copied; a smaller one would keep too much alive
 cdef Py_ssize_t FRAME_SIZE_MAX = 1 << 30  # a Deliver is not bound by frame_max; beyond this the peer is mad
 
 
-cdef class Room:
+cdef class Buffer:
     """Memory for received bytes. Who holds a view keeps it alive; an Inbox writes nothing over what has views."""
 
     cdef uint8_t *data
@@ -62,31 +62,31 @@ cdef class Room:
 
 
 cdef class Inbox:
-    """Received bytes that are not yet frames. Invariant: begin <= end <= room.size.
+    """Received bytes that are not yet frames. Invariant: begin <= end <= buffer.size.
 
-    A large chunk is not copied out: its frame's body is a view of the room. A room with views is only written behind
-    its `end`; when it is full another takes its place: a used one without views, or else a new one.
+    A large chunk is not copied out: its frame's body is a view of the buffer. A buffer with views is only written
+    behind its `end`; when it is full another takes its place: a used one without views, or else a new one.
     """
 
-    cdef Room room
-    cdef list before        # at most ROOMS_KEPT rooms that were full, none larger than ROOM_KEPT_SIZE_MAX
+    cdef Buffer buffer
+    cdef list before        # at most BUFFERS_KEPT_MAX buffers that were full, none larger than BUFFER_KEPT_SIZE_MAX
     cdef Py_ssize_t begin, end
     cdef Py_ssize_t usual   # size of the last frame, if that was a large chunk: the next one most likely has the same
 
     def __cinit__(self):
-        self.room = Room(ROOM_SIZE)
+        self.buffer = Buffer(BUFFER_SIZE)
         self.before = []
 
     def first_bytes(self):
         """Of what is no frame yet, for who wants to know what speaks there."""
-        return (<char *>self.room.data)[self.begin:self.begin + min(self.end - self.begin, 16)]
+        return (<char *>self.buffer.data)[self.begin:self.begin + min(self.end - self.begin, 16)]
 
     cdef Py_ssize_t frame_size(self) except -1:
         """Size of the first frame with its size field, or 0 while that field is incomplete."""
         cdef Py_ssize_t size
         if self.end - self.begin < 4:
             return 0
-        size = bytes_load32(self.room.data + self.begin)
+        size = bytes_load32(self.buffer.data + self.begin)
         if size < spec.FRAME_SIZE_MIN_BYTES or size > FRAME_SIZE_MAX:
             raise ProtocolError(
                 f"frame: needed a size of {spec.FRAME_SIZE_MIN_BYTES} to {FRAME_SIZE_MAX}, had {size}",
@@ -102,38 +102,40 @@ cdef class Inbox:
         cdef Py_ssize_t held = self.end - self.begin
         cdef Py_ssize_t frame = self.frame_size() if held else self.usual
         cdef Py_ssize_t rest = frame - held if frame >= VIEWED_SIZE_MIN and frame > held else 0
-        if held == 0 and self.room.views == 0:
+        if held == 0 and self.buffer.views == 0:
             self.begin = self.end = 0
-        if <Py_ssize_t>self.room.size - self.end < (rest or RECEIVE_SIZE_MIN):
+            if self.usual == 0 and self.buffer.size > <size_t>BUFFER_KEPT_SIZE_MAX:
+                self.buffer = Buffer(BUFFER_SIZE)
+        if <Py_ssize_t>self.buffer.size - self.end < (rest or RECEIVE_SIZE_MIN):
             self._make_room(held, rest or RECEIVE_SIZE_MIN)
         with PyMemoryView_FromMemory(
-                <char *>self.room.data + self.end, rest or self.room.size - self.end, PyBUF_WRITE) as view:
+                <char *>self.buffer.data + self.end, rest or self.buffer.size - self.end, PyBUF_WRITE) as view:
             got = receive_into(view)
         self.end += got
         return got
 
     cdef int _make_room(self, Py_ssize_t held, Py_ssize_t more) except -1:
-        """Behind what is `held`, which begins the room from now on."""
-        cdef Room old = self.room
-        cdef Room room = old
+        """Behind what is `held`, which begins the buffer from now on."""
+        cdef Buffer old = self.buffer
+        cdef Buffer buffer = old
         if old.views:
-            room = next((each for each in self.before if not (<Room>each).views), None)
-            if room is not None:
-                self.before.remove(room)
+            buffer = next((each for each in self.before if not (<Buffer>each).views), None)
+            if buffer is not None:
+                self.before.remove(buffer)
             else:
-                room = Room(max(ROOM_SIZE, held + more))
-            if len(self.before) < ROOMS_KEPT and old.size <= <size_t>ROOM_KEPT_SIZE_MAX:
+                buffer = Buffer(max(BUFFER_SIZE, held + more))
+            if len(self.before) < BUFFERS_KEPT_MAX and old.size <= <size_t>BUFFER_KEPT_SIZE_MAX:
                 self.before.append(old)
-        grow(&room.data, &room.size, held + more, 1)
-        memmove(room.data, old.data + self.begin, held)
-        self.room, self.begin, self.end = room, 0, held
+        grow(&buffer.data, &buffer.size, held + more, 1)
+        memmove(buffer.data, old.data + self.begin, held)
+        self.buffer, self.begin, self.end = buffer, 0, held
         return 0
 
     def next_frame(self):
         """(key, version, body) of the next whole frame, or None. The body is bytes, of a large chunk a memoryview."""
         cdef Py_ssize_t size = self.frame_size()
         cdef Py_ssize_t at = self.begin + FRAME_HEADER_SIZE
-        cdef uint8_t *p = self.room.data + self.begin
+        cdef uint8_t *p = self.buffer.data + self.begin
         if size == 0 or self.end - self.begin < size:
             return None
         self.begin += size
@@ -141,13 +143,13 @@ cdef class Inbox:
         if key == KEY_DELIVER:
             self.usual = size if size >= VIEWED_SIZE_MIN else 0
             if self.usual:
-                return key, version, memoryview(self.room)[at:self.begin]
+                return key, version, memoryview(self.buffer)[at:self.begin]
         return key, version, PyBytes_FromStringAndSize(<char *>p + FRAME_HEADER_SIZE, size - FRAME_HEADER_SIZE)
 
 
 cdef class Chunk:
     """One delivered chunk, its CRC verified. `data` is a memoryview of its entries, which keeps them alive: with a large
-    chunk all of the memory that it was received into, ROOM_SIZE or what the largest frame has taken.
+    chunk all of the memory that it was received into, BUFFER_SIZE or what the largest frame has taken.
 
     The offset of a record is chunk_id plus the number of records before it.
     """

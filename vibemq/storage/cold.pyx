@@ -218,10 +218,10 @@ def _read_through(fd, position, size):
         os.close(fd)
 
 
-cdef object ahead(reader *r, str directory, uint64_t size):
+cdef object ahead(reader *r, str directory, uint64_t begin, uint64_t size):
     if r.cold:
-        return partial(_bring_or_wait, directory, r.segment, r.position, size)
-    return partial(_read_through, os.dup(r.fd), r.position, size)
+        return partial(_bring_or_wait, directory, r.segment, r.position + begin, size)
+    return partial(_read_through, os.dup(r.fd), r.position + begin, size)
 
 
 cdef object telling(reader *r, str directory):

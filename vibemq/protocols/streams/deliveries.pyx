@@ -66,6 +66,12 @@ cdef struct gather:
 cdef gather scratch
 
 
+cdef void give_back() noexcept:
+    if scratch.size > SCRATCH_BYTES_KEPT:
+        free(scratch.data)
+        scratch.data, scratch.size = NULL, 0
+
+
 cdef err fetch(Subscription subscription, size_t want, bint cached, uint64_t *got, chunk *header,
                fault *f) except? ERR_CORRUPT:
     """Read the next chunk into the scratch, and as many behind it as `want` bytes hold; `cached`: without waiting."""
@@ -420,9 +426,7 @@ cdef class Deliveries:
             at.position, at.next_offset = walk.position, walk.next_offset
         subscription.frame_v2, subscription.frame_committed = v2, committed_chunk
         self.half_sent = subscription if subscription.frame_sent else None
-        if scratch.size > SCRATCH_BYTES_KEPT:
-            free(scratch.data)
-            scratch.data, scratch.size = NULL, 0
+        give_back()
         return sent if sent > 0 else 0
 
     cdef Py_ssize_t _send_rest(self, Subscription subscription, size_t head) except -2:
@@ -438,8 +442,10 @@ cdef class Deliveries:
         grow(&scratch.data, &scratch.size, want, 1)
         with nogil:
             e = core.reader_fetch_rest(&subscription.reader, begin, scratch.data, want, True, &got, &f)
+        if e == ERR_NOT_CACHED:
+            return self._read_ahead(subscription, begin, left)
         if e != OK:
-            return self._read_failed(subscription, e, &f, core.chunk_bytes(header))
+            return self._read_failed(subscription, e, &f, 0)
         scratch.pieces[1].iov_base, scratch.pieces[1].iov_len = scratch.data, got
         sent = self.connection.send(scratch.pieces, 1, False)
         subscription.frame_sent += sent
@@ -471,7 +477,7 @@ cdef class Deliveries:
         if error == ERR_TRUNCATED:
             error = ERR_NOT_CACHED if core.reader_in_segment(&subscription.reader, wanted) else ERR_CORRUPT
         if error == ERR_NOT_CACHED:
-            return self._read_ahead(subscription, max(wanted, <uint64_t> READ_AHEAD_BYTES))
+            return self._read_ahead(subscription, 0, max(wanted, <uint64_t> READ_AHEAD_BYTES))
         problem = storage_error(error, f)
         if subscription.frame_sent:
             raise ConnectionClosed(f"{self.connection.peer}: a chunk that is half sent cannot be read again: {problem}")
@@ -496,9 +502,10 @@ cdef class Deliveries:
         stream_unavailable(self.session, subscription.stream.name)
         return NOTHING
 
-    def _read_ahead(self, Subscription subscription, size):
-        """Let a helper thread bring the reader's next `size` bytes into the page cache."""
-        return self._in_helper(subscription, ahead(&subscription.reader, subscription.stream.log.directory, size))
+    def _read_ahead(self, Subscription subscription, begin, size):
+        """Let a helper thread bring `size` bytes into the page cache, from so many behind the reader's place on."""
+        return self._in_helper(
+            subscription, ahead(&subscription.reader, subscription.stream.log.directory, begin, size))
 
     def _skip_ahead(self, Subscription subscription):
         """Let a helper thread bring the headers that a filter looks at next into the page cache."""
@@ -554,8 +561,9 @@ cdef class Deliveries:
         payload = payload_bytes(subscription, &header)
         if out >= head:
             self.connection.prepend(data + out - head, payload + head - out)
-            return 0
-        write_head(room, v2, subscription.subscription_id, subscription.frame_committed, scratch.data, payload)
-        self.connection.prepend(data, payload)
-        self.connection.prepend(room + out, head - out)
+        else:
+            write_head(room, v2, subscription.subscription_id, subscription.frame_committed, scratch.data, payload)
+            self.connection.prepend(data, payload)
+            self.connection.prepend(room + out, head - out)
+        give_back()
         return 0
