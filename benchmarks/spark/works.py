@@ -24,7 +24,7 @@ DRAIN_TIMEOUT_S = 600
 OURS, LOCAL, PARQUET, KAFKA = "vibemq", "vibemq, local reads", "snappy Parquet", "kafka"
 BUCKET = "vibemq, from the bucket"
 MAPPED = "mapped Arrow batches, a Python source"
-SENDFILE = "the same files by sendfile over TCP"
+SENDFILE = "the same batches by sendfile over TCP"
 ONE_TASK, TWO_TASKS = "vibemq, one stream, one task", "vibemq, one stream, two tasks"
 _numbers = itertools.count()
 

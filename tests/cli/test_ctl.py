@@ -160,6 +160,13 @@ def test_users_come_change_and_go(either):
     assert either.said("set_user_tags", "ann", "monitoring", "mine") == (
         'Setting tags for user "ann" to [monitoring, mine] ...\n'
     )
+    meant = either.run("set_user_tags", "ann", "monitor", "mine", "monitoring")
+    said = [line for line in meant.stderr.splitlines() if line.startswith("vibemq: ")]
+    assert (meant.returncode, said) == (
+        0,
+        ["vibemq: the tag 'monitor' lets nobody use anything; is monitoring meant?"],
+    )
+    either.said("set_user_tags", "ann", "monitoring", "mine")
     assert "ann\t[monitoring, mine]\n" in either.said("list_users")
     assert {"user": "guest", "tags": ["administrator"]} in either.rows("list_users")
     assert either.said("delete_user", "ann") == 'Deleting user "ann" ...\n'

@@ -12,12 +12,14 @@ import stat
 import sys
 import time
 from collections import Counter
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from vibemq.admin.api.calls import LEVELS
 from vibemq.cli import ctl_remote, ctl_top
 from vibemq.cli.ctl_orders import DATA, NO_USER, SOFTWARE, UNAVAILABLE, USAGE, Codes, Command, Order, Refused
 from vibemq.cli.data import Failed
@@ -165,6 +167,15 @@ def _password(order: Order) -> str:
 def _new_user(order: Order) -> dict[str, Any]:
     password = _password(order)
     return {"password": password, "tags": ""} if password else {"password_hash": "", "tags": ""}
+
+
+def _tags(order: Order) -> dict[str, Any]:
+    """One of the user's own is taken, as RabbitMQ takes it; what looks like one of ours misspelt is said."""
+    for tag in order.more:
+        near = [] if tag in LEVELS else get_close_matches(tag, LEVELS, 1)
+        if near:
+            click.echo(f"vibemq: the tag '{tag}' lets nobody use anything; is {near[0]} meant?", err=True)
+    return {"tags": list(order.more)}
 
 
 # ---- permissions ----
@@ -363,7 +374,7 @@ COMMANDS = {command.name: command for command in (
     Command("set_user_tags <username> [<tag> ...]",
             "Sets a user's tags, which say what of the management API it may use.",
             'Setting tags for user "{username}" to [{more}] ...', "PUT /users/{username}/tags", codes=_NO_USER,
-            body=lambda order: {"tags": list(order.more)}),
+            body=_tags),
     Command("list_users", "Lists users and their tags.", "Listing users ...", "GET /users", columns="user=name tags"),
     Command("add_vhost <vhost>", "Makes a virtual host.", 'Adding vhost "{vhost}" ...', "PUT /vhosts/{vhost}",
             body=lambda order: {name: order.options[name] or "" for name in ("description", "tags")},
