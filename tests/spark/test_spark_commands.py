@@ -291,6 +291,35 @@ def test_ingest_says_at_once_what_is_wrong_with_its_arguments(vibemq, arguments,
     assert (code, why in err) == (2, True), err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--option", "foo=1"), "option foo: not known"),
+        (("--starting-offsets", "soon"), "option startingOffsets: 'soon' is not earliest"),
+        (("--schema", "id WHAT"), "type what is not one of boolean"),
+        (("--schema", "infer", "--checkpoint", "/proc/x/c"), "/proc/x/c.schema cannot be written"),
+    ],
+)
+def test_ingest_says_what_is_wrong_with_its_options_before_spark_is_started(
+    own_broker, vibemq, stream, arguments, why, tmp_path
+):
+    own_broker.publish(stream, [b'{"id":1}'])
+    code, _, err = vibemq("ingest", stream, "--output", tmp_path / "lake", *arguments)
+    assert (code, why in err) == (1, True), err
+    assert "Traceback" not in err and "Spark's log" not in err
+
+
+def test_what_a_query_ends_with_is_a_sentence_without_a_trace(own_broker, vibemq, stream, tmp_path):
+    own_broker.publish(stream, [b"x"])
+    arguments = ("--checkpoint", tmp_path / "checkpoint", "--available-now")
+    code, _, err = vibemq("ingest", stream, "--output", "/proc/lake", *arguments)
+    assert code == 1 and "/proc/lake" in err and "All that Spark said is in " in err, err
+    assert "Traceback" not in err and "\tat " not in err
+    code, _, err = vibemq("ingest", f"{stream}-gone", "--output", tmp_path / "lake", *arguments)
+    assert code == 1 and re.search(r"StreamNotFound: .*vibemq streams create NAME", err), err
+    assert "Traceback" not in err and "Streaming Query" not in err
+
+
 def test_a_column_that_is_not_there_is_named_with_those_that_are(spark, own_broker, vibemq, stream, tmp_path):
     own_broker.publish(stream, [b"x"])
     code, _, err = vibemq(

@@ -235,3 +235,6 @@ def test_a_query_reads_json_with_a_schema_that_was_found(spark, own_broker, stre
         infer_schema(
             endpoints=own_broker.endpoints, stream=stream, records=1, startingOffsets=json.dumps({stream: 999})
         )
+    own_broker.publish(f"{stream}-empty", [])
+    with pytest.raises(ConfigError, match=f"messages of '{stream}-empty'; publish one"):
+        infer_schema(endpoints=own_broker.endpoints, stream=f"{stream}-empty")

@@ -94,6 +94,13 @@ def _session(name: str, master: str, config: dict[str, str], packages: tuple[str
                 hint="Look at Maven Central which name and version there are for this Spark. Where Spark is to look "
                 "elsewhere, --spark-config spark.jars.ivySettings=FILE says so.",
             ) from failed
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        if isinstance(failed, PySparkException | Py4JJavaError):  # its traces are in the log
+            from vibemq.spark.check import last_line
+
+            raise SetupError(last_line(failed), hint=f"All that Spark said is in {log_file}") from failed
         click.echo(f"vibemq: what Spark said is in {log_file}", err=True)
         raise
     _remove(folder)
@@ -152,7 +159,9 @@ def ingest(
     vibemq ingest orders clicks --output lake/events --partition-by stream
     vibemq ingest orders --schema infer --partition-by country --output lake/orders --available-now
     """
+    from vibemq.spark.columns import spark_schema
     from vibemq.spark.ingest import Ingest, start
+    from vibemq.spark.options import parse
 
     if bool(streams) == bool(super_stream):
         raise click.UsageError("name streams, or one --super-stream")
@@ -166,6 +175,7 @@ def ingest(
     if schema:
         found = _inferred(options, checkpoint) if schema == INFER else schema
         options |= {"valueFormat": "json", "valueSchema": found}
+    spark_schema(parse(options).for_stream())  # what is wrong with them is told before Spark is started
     with _session("vibemq ingest", master, config, packages) as spark:
         job = Ingest(
             options,
@@ -194,8 +204,13 @@ def _inferred(options: dict[str, str], checkpoint: str) -> str:
     seen: dict[str, Any] = {**options, "startingOffsets": "earliest"}
     schema = infer_schema(**seen)
     click.echo(f"vibemq: fields as found, and kept in {kept}: {schema.simpleString()}", err=True)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(schema.json(), encoding="utf-8")
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(schema.json(), encoding="utf-8")
+    except OSError as problem:
+        raise SetupError(
+            f"{kept} cannot be written: {problem.strerror}", hint="--checkpoint says where else."
+        ) from problem
     return schema.json()
 
 

@@ -91,15 +91,18 @@ def _tried(tell: Tell, check: str, work: Callable[[], str]) -> bool:
     try:
         tell(Finding(True, check, work()))
     except Exception as failed:  # whatever a job ends with is what is asked for
-        tell(Finding(False, check, _last_line(failed)))
+        tell(Finding(False, check, last_line(failed)[:TEXT_MAX]))
         return False
     return True
 
 
-def _last_line(failed: BaseException) -> str:
-    lines = [line.strip() for line in str(failed).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+def last_line(failed: BaseException) -> str:
+    """What a job has failed of, out of all that Spark says: of a query's plan behind it, too."""
+    said = str(failed).partition("=== Streaming Query ===")[0].partition("JVM stacktrace:")[0]
+    lines = [line.strip(": \t") for line in said.splitlines() if not line.lstrip().startswith(("at ", "... "))]
+    lines = [line for line in lines if line]
     ours = [line for line in lines if "vibemq" in line.lower() or "Error" in line]
-    return (ours or lines or [type(failed).__name__])[-1][:TEXT_MAX]
+    return (ours or lines or [type(failed).__name__])[-1]
 
 
 def _driver(options: Options, tell: Tell) -> bool:
@@ -150,7 +153,7 @@ def _executors(spark: SparkSession, options: Options, tell: Tell) -> None:
     try:
         rows = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(_connects(options)).collect()
     except Exception as failed:  # as above
-        what = _last_line(failed)
+        what = last_line(failed)[:TEXT_MAX]
         remedy = "; install vibemq[spark] on every executor" if "No module named" in str(failed) else ""
         tell(Finding(False, "executors", what + remedy))
         return
@@ -202,7 +205,7 @@ def _round_trip(spark: SparkSession, options: Mapping[str, str], parsed: Options
         try:
             tell(Finding(True, "read locally", read("local")))
         except Exception as failed:  # on another machine than the broker's it is not to be had
-            tell(Finding(None, "read locally", _last_line(failed)))
+            tell(Finding(None, "read locally", last_line(failed)[:TEXT_MAX]))
     finally:
         _tried(tell, "delete", lambda: _delete(parsed, name))
 

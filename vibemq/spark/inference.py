@@ -23,9 +23,7 @@ def infer(records: int, options: Mapping[str, Any]) -> types.StructType:
     wanted = parse({**{name: str(value) for name, value in options.items()}, "maxBytesPerPartition": "0"})
     values = pa.schema([pa.field("value", pa.binary(), False)])
     found: types.DataType = types.NullType()
-    names = []
     for each in patiently(wanted, lambda taken: plans.batch(wanted, taken)):
-        names.append(repr(each.stream))
         some = each._replace(end=min(each.end, each.start + records))
         for batch in ranges.read(wanted, values, some):
             for value in batch.column(0).to_pylist():
@@ -36,8 +34,10 @@ def infer(records: int, options: Mapping[str, Any]) -> types.StructType:
                 if isinstance(message, dict):
                     found = _both(found, _type_of(message))
     if not isinstance(found, types.StructType) or not found.fields:
+        names = ", ".join(map(repr, wanted.streams or filter(None, (wanted.super_stream, wanted.pattern))))
         raise ConfigError(
-            f"infer_schema: no JSON object with a field is among the first {records} messages of {', '.join(names)}"
+            f"infer_schema: no JSON object with a field is among the first {records} messages of {names}; publish one, "
+            "or say the schema"
         )
     return _settled(found)
 
