@@ -289,6 +289,24 @@ def test_a_deleted_stream(broker):
         stream_reader().initialOffset()
 
 
+def test_a_stream_that_is_deleted_before_available_now_goes_on(broker):
+    def going_on(**options):
+        reader = stream_reader(**options)
+        reader.prepareForTriggerAvailableNow()
+        return reader
+
+    broker.streams["s"].add(10)
+    gone = broker.streams.pop("s")
+    with pytest.raises(DataLost, match="'s': it was deleted: wanted offsets 4 to 4 of incarnation 7"):
+        going_on().latestOffset(at(4), None)
+    assert going_on(failOnDataLoss="false").latestOffset(at(4), None) == {"v": 1, "s": {}}
+    for lenient in ("true", "false"):
+        with pytest.raises(StreamNotFound):
+            going_on(failOnDataLoss=lenient).initialOffset()
+    broker.streams["s"] = gone
+    assert going_on(failOnDataLoss="false").latestOffset({"v": 1, "s": {}}, None) == at(10)
+
+
 def test_a_stream_that_is_deleted_under_a_query(broker):
     broker.streams["s"].add(10)
     reader = stream_reader()

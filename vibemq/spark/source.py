@@ -173,7 +173,10 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self.frozen = patiently(self.options, self._ask)
+        try:
+            self.frozen = patiently(self.options, self._ask)
+        except StreamNotFound as gone:  # whether that is data loss, or an error, is told once the start is known
+            log.debug("%s", gone)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         """The end of the next batch, or `start` itself when there is nothing new: Spark compares them as strings."""
