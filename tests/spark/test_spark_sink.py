@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql import types
 
@@ -146,6 +146,7 @@ def test_mistakes_are_told_with_their_remedy(spark, own_broker, there):
         ({"stream": there, "compresion": "gzip"}, "did you mean compression"),
         ({"stream": f"{there}-gone", "ignoreUnknownColumns": "true"}, "does not exist; createStream=true makes it"),
         ({"stream": there, "txnAppId": "x"}, "both together"),
+        ({"stream": there, "txnAppId": " ", "txnVersion": "1"}, "txnAppId: it is empty"),
         ({}, "exactly one of them"),
     ):
         with pytest.raises(PySparkException, match=says):
@@ -154,5 +155,10 @@ def test_mistakes_are_told_with_their_remedy(spark, own_broker, there):
         one.select("value").write.format("vibemq").mode("overwrite").option("endpoints", own_broker.endpoints).option(
             "stream", there
         ).save()
+    with pytest.raises(PySparkException, match=r"message size.*streams\.frame_max_bytes, or write smaller"):
+        write(spark.sql("select repeat('x', 9 * 1024 * 1024) as value"), own_broker, stream=there)
+    for column, says in (("parse_json('1')", "v: .* no form for variant"), ("array(interval 1 day)", "v, its items: ")):
+        with pytest.raises(AnalysisException, match=says):  # by the driver, before a task runs
+            write(spark.sql(f"select {column} as v"), own_broker, stream=there, valueFormat="json")
     write(one, own_broker, stream=there, ignoreUnknownColumns="true")
     assert bodies(own_broker, there) == [b"x"]

@@ -9,9 +9,11 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
+from pyspark.sql import types
 from spark_jobs import forget_last_commit, several_batches
 
 from vibemq.client._streams import read_message, write_message
+from vibemq.errors import ConfigError
 from vibemq.spark import sink
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
@@ -103,6 +105,12 @@ def test_a_stream_cannot_be_written_anew_with_each_batch(pipeline):
     query = writer.option("checkpointLocation", str(pipeline.checkpoint)).trigger(availableNow=True).start()
     with pytest.raises(StreamingQueryException, match=r"outputMode\('append'\)"):
         query.awaitTermination(150)
+
+
+def test_options_of_jobs_are_refused_to_a_query():
+    schema = types.StructType().add("value", "string")
+    with pytest.raises(ConfigError, match="a query is known by its checkpoint"):
+        sink.QueryWriter({"endpoints": "here:1", "stream": "s", "txnAppId": "a", "txnVersion": "1"}, schema, False)
 
 
 def test_a_super_stream_gets_each_row_in_the_partition_of_its_key(pipeline, stream):

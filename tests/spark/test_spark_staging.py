@@ -276,6 +276,13 @@ def test_a_full_broker_slows_a_task_until_there_is_room_or_its_patience_ends(own
         staging.stage(options, batch_of(there), name(), blocks(range(50)))
 
 
+def test_an_application_that_the_broker_does_not_take_is_told_at_once(own_broker, there, monkeypatch):
+    monkeypatch.setattr(staging.Waiting, "wait", lambda *_: pytest.fail("time would not help"))
+    batch = batch_of(there, application="app:" + "x" * 5000)
+    with pytest.raises(VibeMQError, match=r"does not let app:x{96} begin: .*PRECONDITION_FAILED"):
+        staging.stage(options_of(own_broker, there), batch, name(), blocks(range(50)))
+
+
 def test_a_target_that_is_made_anew_between_staging_and_commit_is_noticed(own_broker, there):
     options, batch = options_of(own_broker, there), batch_of(there)
     transaction = name()

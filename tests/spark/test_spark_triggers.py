@@ -167,7 +167,7 @@ def test_the_partitions_of_a_super_stream(broker, incarnation):
     reader = make("streamReader", superStream="o")
     start = reader.initialOffset()
     assert positions(start) == {"o-0": 20, "o-1": 20}
-    with pytest.raises(StreamNotFound, match="no nothing"):
+    with pytest.raises(StreamNotFound, match="super stream 'nothing' does not exist; `vibemq ctl add_super_stream`"):
         make("streamReader", superStream="nothing").initialOffset()
 
 
@@ -258,5 +258,5 @@ def test_a_stream_that_is_named_in_vain(broker):
     made(broker, "o-0", count=10)
     broker.super_streams["o"] = ["o-0"]
     for option in ({"startingOffsets": '{"o-1": 3}'}, {"endingOffsetsByTimestamp": '{"o-1": 3}'}):
-        with pytest.raises(ConfigError, match="'o-1' is no stream that is read"):
+        with pytest.raises(ConfigError, match="'o-1' is no stream that is read; o-0 are"):
             make("reader", superStream="o", **option).partitions()

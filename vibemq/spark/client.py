@@ -192,10 +192,20 @@ def close_all() -> None:
             _close(idle.pop()[0])
 
 
+def partitions(taken: StreamsConnection, super_stream: str, more: str = "") -> list[str]:
+    """A super stream's streams. StreamNotFound with the remedy, which is another one than a stream's."""
+    try:
+        return taken.partitions(super_stream)
+    except StreamNotFound:
+        raise StreamNotFound(
+            f"super stream {super_stream!r} does not exist{more}; `vibemq ctl add_super_stream` makes one"
+        ) from None
+
+
 def names(taken: StreamsConnection, options: Options) -> list[str]:
     """The streams that are to be read, as of now."""
     if options.super_stream:
-        return taken.partitions(options.super_stream)
+        return partitions(taken, options.super_stream)
     if options.pattern:
         return [each.name for each in taken.list_streams() if re.fullmatch(options.pattern, each.name)]
     return list(options.streams)

@@ -76,7 +76,7 @@ def starts(options: Options, taken: Any, has: Mapping[str, Facts], default: Plac
     """Where a new query begins in each stream. ConfigError: an option names a stream that is not there."""
     for name in options.starting:
         if name != ALL and name not in has:
-            raise ConfigError(f"options {', '.join(STARTS)}: {name!r} is no stream that is read")
+            raise ConfigError(f"{' or '.join(STARTS[::2])}: {name!r} is no stream that is read; {', '.join(has)} are")
     return {
         stream: ranges.start_position(options, taken, stream, there, default, now_ms) for stream, there in has.items()
     }
@@ -127,7 +127,7 @@ def _ends(options: Options, taken: Any, has: Mapping[str, Facts], now_ms: int) -
     """Where a batch read ends in each stream, and whether one of them is a time."""
     for name in options.ending:
         if name != ALL and name not in has:
-            raise ConfigError(f"options {', '.join(ENDS)}: {name!r} is no stream that is read")
+            raise ConfigError(f"{' or '.join(ENDS[::2])}: {name!r} is no stream that is read; {', '.join(has)} are")
     timed = {stream: time_ms for stream in has if (time_ms := options.end_of(stream).time_ms(now_ms)) is not None}
     asked = ask(taken, [WantedRange(stream, timestamp=time_ms) for stream, time_ms in timed.items()]) if timed else {}
     told = {**has, **asked}

@@ -24,6 +24,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 
 from vibemq.errors import ConfigError, VibeMQError
 from vibemq.spark import staging
+from vibemq.spark.client import with_remedy
 from vibemq.spark.sink_options import Columns, SinkOptions, columns, parse
 from vibemq.spark.staging import Batch, Block, Targets
 
@@ -90,12 +91,15 @@ class Writer:
         return Staged(batch, name, count, encoder.rows)
 
     def _blocks(self, encoder: Any, batches: Iterator[pa.RecordBatch]) -> Iterator[Block]:
-        for each in batches:
-            columns, rows = self._chosen(each), each.num_rows
-            del each  # or it would still be there while the next one is read: with large rows 64 MiB
-            yield from encoder.encode(columns, rows)
-            del columns
-        yield from encoder.finish()
+        try:
+            for each in batches:
+                columns, rows = self._chosen(each), each.num_rows
+                del each  # or it would still be there while the next one is read: with large rows 64 MiB
+                yield from encoder.encode(columns, rows)
+                del columns
+            yield from encoder.finish()
+        except VibeMQError as failed:
+            raise with_remedy(failed) from None
 
     def _chosen(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         by_name = dict(zip(self.schema.names, batch.columns, strict=True))
@@ -153,6 +157,10 @@ class QueryWriter(Writer, StreamWriter):
     def __init__(self, given: Mapping[str, str], schema: types.StructType, overwrite: bool) -> None:
         if overwrite:
             raise ConfigError("a stream cannot be written anew with each batch: use outputMode('append') or 'update'")
+        if parse(given).txn_app_id:
+            raise ConfigError(
+                "options txnAppId and txnVersion: they are for jobs; a query is known by its checkpoint. Leave them out"
+            )
         super().__init__(given, schema)
 
     def write(self, iterator: Iterator[Any]) -> Staged:

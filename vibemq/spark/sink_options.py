@@ -30,6 +30,11 @@ ATTRIBUTES: dict[str, tuple[type[types.DataType], ...]] = {
     "content_type": (types.StringType,),
     "timestamp": (types.TimestampType,),
 }
+#: What _json.pyx has a form for. A variant's parts would come as they lie in memory.
+JSON_TYPES = (
+    *TEXTS, types.CharType, types.VarcharType, types.NumericType, types.BooleanType, types.NullType,
+    types.DateType, types.TimestampType, types.TimestampNTZType,
+)  # fmt: skip
 NEVER_DATA = ("stream", "headers", "message_id", "content_type")  # with valueFormat=json all others are in the value
 
 
@@ -65,6 +70,8 @@ def parse(given: Mapping[str, str]) -> SinkOptions:
         raise ConfigError("options stream and superStream: give exactly one of them to say where the rows go")
     if ("txnAppId" in options) != ("txnVersion" in options):
         raise ConfigError("options txnAppId and txnVersion: only both together make a second run write nothing")
+    if "txnAppId" in options and not options["txnAppId"].strip():
+        raise ConfigError("option txnAppId: it is empty; a name is needed, by which the broker knows a second run")
     # The reader's rules hold for names of streams, too.
     access = reading.parse({name: options[name] for name in (*ACCESS, "stream", "superStream") if name in options})
     return SinkOptions(access, **read_fields(SinkOptions, options))
@@ -91,6 +98,8 @@ def columns(options: SinkOptions, schema: types.StructType) -> Columns:
             raise ConfigError("columns: value is needed; valueFormat=json makes one of the other columns")
     elif not fields:
         raise ConfigError("columns: none is left for the JSON value")
+    for name in fields:
+        _check_json(name, schema[name].dataType)
     if options.access.super_stream and "key" not in attributes:
         raise ConfigError(
             "columns: superStream needs a column key, a string or binary, by which rows find their partition"
@@ -100,6 +109,24 @@ def columns(options: SinkOptions, schema: types.StructType) -> Columns:
     if len(options.access.streams) == 1 or options.access.super_stream:
         attributes = [name for name in attributes if name != "stream"]  # as Kafka's: the option is stronger
     return Columns(tuple(attributes), tuple(fields))
+
+
+def _check_json(where: str, kind: types.DataType) -> None:
+    """ConfigError: there is something in it that has no form as JSON."""
+    if isinstance(kind, types.UserDefinedType):
+        _check_json(where, kind.sqlType())
+    elif isinstance(kind, types.StructType):
+        for field in kind.fields:
+            _check_json(f"{where}.{field.name}", field.dataType)
+    elif isinstance(kind, types.ArrayType):
+        _check_json(f"{where}, its items", kind.elementType)
+    elif isinstance(kind, types.MapType):
+        _check_json(f"{where}, its keys", kind.keyType)
+        _check_json(f"{where}, its values", kind.valueType)
+    elif not isinstance(kind, JSON_TYPES):
+        raise ConfigError(
+            f"column {where}: valueFormat=json has no form for {kind.simpleString()}; cast it to a string"
+        )
 
 
 def _is_attribute(options: SinkOptions, field: types.StructField) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from vibemq.client.streams import Committed, Staging, StreamsConnection, TransactionState
 from vibemq.errors import PublishTimeout, RequestFailed, SetupError, StreamNotFound, VibeMQError
-from vibemq.spark.client import BrokerAway, Patience, connection, patiently, with_remedy
+from vibemq.spark.client import BrokerAway, Patience, connection, partitions, patiently
 from vibemq.spark.sink_options import SinkOptions
 
 log = logging.getLogger("vibemq.spark")
@@ -70,21 +70,16 @@ def prepare(options: SinkOptions) -> Targets:
                 "Spark needs; a newer VibeMQ can"
             )
         super_stream = options.access.super_stream
-        try:
-            listed = taken.partitions(super_stream) if super_stream else list(options.access.streams)
-        except StreamNotFound:
-            raise StreamNotFound(
-                f"super stream {super_stream!r} does not exist, and createStream=true cannot make one: it does not "
-                "know how many partitions; `vibemq ctl add_super_stream` does"
-            ) from None
+        cannot = ", and createStream=true cannot make one: it does not know how many partitions"
+        listed = partitions(taken, super_stream, cannot) if super_stream else list(options.access.streams)
         names = tuple(sorted(listed))
         for name in names:
             if options.create_stream and not super_stream:
                 taken.create(name, exist_ok=True)
             elif not taken.exists(name):
                 raise StreamNotFound(f"stream {name!r} does not exist; createStream=true makes it")
-        partitions = tuple(names.index(name) for name in listed) if super_stream else ()
-        return Targets(names, partitions, taken.frame_max - BLOCK_HEAD_BYTES)
+        indexes = tuple(names.index(name) for name in listed) if super_stream else ()
+        return Targets(names, indexes, taken.frame_max - BLOCK_HEAD_BYTES)
 
     return patiently(options.access, ask)
 
@@ -148,6 +143,7 @@ class Task:
         """How many blocks there were, all kept by the broker; None where the batch is decided already."""
         blocks = _guarded(blocks)
         while True:
+            staging = None
             try:
                 with connection(self.options.access) as taken:
                     staging = self._begin(taken)
@@ -159,6 +155,11 @@ class Task:
             except BrokerAway as failed:
                 self.patience.wait(failed)
             except RequestFailed as failed:
+                if failed.code == CODE_FULL and staging is None:
+                    raise VibeMQError(
+                        f"the broker does not let {self.batch.application:.100} begin: {failed} "
+                        "A txnAppId that another user has, or that is too long, is refused so"
+                    ) from failed
                 if failed.code != CODE_FULL:
                     raise
                 self.waiting.wait(TransactionState.FULL, str(failed))
@@ -219,8 +220,6 @@ def stage(options: SinkOptions, batch: Batch, name: str, blocks: Iterator[Block]
         return Task(options, batch, name).stage(blocks)
     except InputFailed as failed:
         cause = failed.__cause__
-        if isinstance(cause, VibeMQError):
-            raise with_remedy(cause) from None
         assert cause is not None
         raise cause from None
 
