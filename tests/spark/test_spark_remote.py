@@ -151,6 +151,8 @@ def test_times(left):
 def test_a_stream_that_is_not_there_is_named(left):
     with pytest.raises(StreamNotFound, match=r"there is no stream 'nothing' .* of the bucket file://"):
         read(left, stream="nothing")
+    with pytest.raises(StreamNotFound, match=r"no super stream 'nothing' in the bucket file://"):
+        BatchReader(parse({"remote": left.url, "superStream": "nothing"}), SCHEMA).partitions()
 
 
 def test_a_bucket_that_nobody_used_is_named(tmp_path):

@@ -197,6 +197,8 @@ def partitions(taken: StreamsConnection, super_stream: str, more: str = "") -> l
     try:
         return taken.partitions(super_stream)
     except StreamNotFound:
+        if hasattr(taken, "ask"):  # a bucket, which says so itself
+            raise
         raise StreamNotFound(
             f"super stream {super_stream!r} does not exist{more}; `vibemq ctl add_super_stream` makes one"
         ) from None
