@@ -18,9 +18,11 @@ from test_spark_ingest import children
 
 from vibemq.errors import SetupError
 from vibemq.protocols.streams.spec import Key
-from vibemq.spark.ingest import State, Watch, lag_of, line, metrics, require_format
+from vibemq.spark.ingest import Ingest, State, Watch, lag_of, line, metrics, require_format, start
 
 REMEDY = re.compile(r"--package io\.delta:delta-spark_\d\.\d_2\.1\d:VERSION")
+
+IDLE_REPORTS = "spark.sql.streaming.noDataProgressEventInterval"  # how often while idle, in milliseconds
 
 
 def offset(**streams):
@@ -35,9 +37,23 @@ class Progress(dict):
         return json.dumps(self)
 
 
-def batch(number, rows, end, tail):
+def batch(number, rows, end, tail, milliseconds=500, **durations):
+    durations = durations or {"latestOffset": 3, "addBatch": 400, "triggerExecution": milliseconds}
     sources = [{"endOffset": offset(orders=end), "latestOffset": offset(orders=tail)}]
-    return Progress({"batchId": number, "numInputRows": rows, "batchDuration": 500, "sources": sources})
+    return Progress(
+        {
+            "batchId": number,
+            "numInputRows": rows,
+            "batchDuration": milliseconds,
+            "durationMs": durations,
+            "sources": sources,
+        }
+    )
+
+
+def idle(following, end, tail):
+    """What Spark says now and then while there is no batch: by the number of the one that will be next."""
+    return batch(following, 0, end, tail, 7, latestOffset=6, triggerExecution=7)
 
 
 class Query:
@@ -60,9 +76,45 @@ def test_a_batch_is_counted_once_however_often_it_is_seen():
     watch, query = Watch(), Query(batch(0, 100, 100, 400))
     assert watch.look(query, 0.0).rows == 100
     assert watch.look(query, 1.0).rows == 100
-    query.recentProgress += [batch(1, 100, 200, 400), batch(1, 0, 200, 450)]
+    query.recentProgress += [batch(1, 100, 200, 400), idle(2, 200, 450)]
     state = watch.look(query, 10.0)
     assert (state.rows, state.batch, state.behind, state.rows_per_second) == (200, 1, 250, 10.0)
+    assert state.batch_seconds == 0.5
+
+
+def test_a_batch_after_an_idle_time_is_counted_though_its_number_was_seen():
+    watch, query = Watch(), Query(batch(0, 13, 13, 13), idle(1, 13, 13), idle(1, 13, 13))
+    assert (watch.look(query, 0.0).rows, watch.seen) == (13, 0)
+    query.recentProgress += [batch(1, 3, 16, 16)]
+    assert (watch.look(query, 10.0).rows, watch.seen) == (16, 1)
+    query.recentProgress += [idle(2, 16, 16), batch(2, 4, 20, 20)]
+    assert (watch.look(query, 20.0).rows, watch.seen) == (20, 2)
+
+
+def test_started_again_with_nothing_new_it_is_caught_up_and_does_not_wait_for_a_first_batch():
+    assert line(Watch().look(Query(idle(7, 20, 20)), 0.0)) == "0 rows, 0 rows/s, caught up"
+    assert line(Watch().look(Query(idle(0, 0, 0)), 0.0)) == "waiting for the first batch"
+
+
+def test_rows_after_an_idle_time_of_a_real_query_are_counted(spark, own_broker, stream, tmp_path):
+    own_broker.publish(stream, [b"x"] * 13)
+    spark.conf.set(IDLE_REPORTS, "500")  # of the newest 100 reports none is lost meanwhile
+    watch = Watch()
+    query = start(
+        Ingest({"endpoints": own_broker.endpoints, "stream": stream}, f"{tmp_path}/o", f"{tmp_path}/c"), spark
+    )
+    try:
+        for more, rows in (3, 13), (4, 16):
+            query.processAllAvailable()
+            while "addBatch" in query.lastProgress["durationMs"]:
+                assert query.isActive
+            assert watch.look(query).rows == rows
+            own_broker.publish(stream, [b"x"] * more)
+        query.processAllAvailable()
+        assert watch.look(query).rows == 20
+    finally:
+        query.stop()
+        spark.conf.unset(IDLE_REPORTS)
 
 
 def test_the_estimate_is_by_how_fast_the_lag_becomes_less():

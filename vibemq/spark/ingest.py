@@ -106,18 +106,20 @@ class Watch:
 
     def __init__(self) -> None:
         self.rows = 0
-        self.seen = -1  # the number of the last batch that was counted
-        self.last: Any = None
+        self.seen = -1  # the number of the last batch that ran
+        self.batch_seconds = 0.0  # of that batch
+        self.last: Any = None  # the newest report, which tells the tail
         self.samples: deque[tuple[float, int, int]] = deque(maxlen=SAMPLES_MAX)  # seconds, rows, behind
 
     def look(self, query: StreamingQuery, now: float | None = None) -> State:
-        for batch in query.recentProgress:
-            if batch["batchId"] > self.seen:
-                self.seen = batch["batchId"]
-                self.rows += max(0, batch["numInputRows"])
-                self.last = batch
-            elif batch["batchId"] == self.seen:
-                self.last = batch  # idle: no new batch, and yet another tail
+        for progress in query.recentProgress:
+            number, ran = progress["batchId"], "addBatch" in progress["durationMs"]
+            if ran and number > self.seen:
+                self.rows += max(0, progress["numInputRows"])
+                self.batch_seconds = progress["batchDuration"] / 1000
+            # While it is idle Spark reports, too, by the number of the batch that will be next.
+            self.seen = max(self.seen, number if ran else number - 1)
+            self.last = progress
         return self.state(time.monotonic() if now is None else now)
 
     def state(self, now: float) -> State:
@@ -133,7 +135,7 @@ class Watch:
         return State(
             rows=self.rows,
             batch=self.seen,
-            batch_seconds=self.last["batchDuration"] / 1000 if self.last is not None else 0.0,
+            batch_seconds=self.batch_seconds,
             rows_per_second=(self.rows - rows) / seconds,
             lag=lag,
             caught_up_in_seconds=0.0 if not behind else behind / closing if closing > 0 else None,
