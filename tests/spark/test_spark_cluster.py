@@ -139,7 +139,9 @@ def test_failed_and_speculated_tasks_in_other_jvms_write_nothing_twice_and_every
     )  # fmt: skip
     *said, checked = ran.stdout.splitlines() or [""]
     assert said == ["written", f"read True {ROWS} {float(sum(range(ROWS)))}", "copied True"], ran.stderr[-3000:]
-    found = {check: text for works, check, text in json.loads(checked) if works}
+    findings = json.loads(checked)
+    assert all(works is not False for works, _, _ in findings), findings
+    found = {check: text for works, check, text in findings if works}
     assert found.keys() >= {"session", "driver", f"read {stream}", "write", "read over TCP", "read locally", "delete"}
     (executors,) = (text for check, text in found.items() if check.startswith("executors on "))
     connected = re.match(r"(\d+) tasks in (\d+) processes, connected", executors)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options are read once, an unknown one names its neighbour, and no password shows."""
 
+import json
 import pickle
 import re
 from pathlib import Path
@@ -58,6 +59,8 @@ def test_endpoints(text, found):
         ({"columns": "value", "includeHeaders": "true"}, "give one of the two"),
         ({"includeHeaders": "yes"}, "none of false, true"),
         ({"valueFormat": "xml"}, "option valueFormat"),
+        ({"valueSchema": "a INT"}, "valueSchema: it needs valueFormat=json"),
+        ({"valueFormat": "string", "mode": "FAILFAST"}, "mode: it needs valueFormat=json"),
         ({"startingOffsets": "soon"}, "option startingOffsets"),
         ({"startingOffsets": '{"other": 0}'}, "orders"),
         ({"startingOffsets": '{"orders": -3}'}, "-3"),
@@ -174,5 +177,15 @@ def test_defaults_are_those_of_the_readme(writing):
         f"| `vhost` | `{read.vhost}` |",
         f"| `confirmTimeoutMs` | {write.confirm_timeout_ms} |",
         f"| `compression` | `{write.compression}` |",
+        f"| `failOnDataLoss` | `{json.dumps(read.fail_on_data_loss)}` |",
+        f"| `filterValues`, `filterMatchUnfiltered` | none, `{json.dumps(read.filter_match_unfiltered)}` |",
+        f"| `filterPushdown` | `{json.dumps(read.filter_pushdown)}` |",
+        f"`headersFormat` | the first four, `false`, `{read.headers_format}` |",
+        f"| `valueFormat`, `valueSchema`, `mode` | `{read.value_format}`, none, `{read.mode}` |",
+        f"| `login` | `{read.login}` |",
+        f"| `tls`, `tlsCa` | `{json.dumps(read.tls)}`, ",
+        f"| `createStream` | `{json.dumps(write.create_stream)}` |",
+        f"| `valueFormat` | `{'json' if write.is_json else 'binary'}` |",
+        f"| `ignoreUnknownColumns` | `{json.dumps(write.ignore_unknown_columns)}` |",
     ):
         assert row in README

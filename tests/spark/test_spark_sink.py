@@ -146,6 +146,7 @@ def test_mistakes_are_told_with_their_remedy(spark, own_broker, there):
         ({"stream": there, "compresion": "gzip"}, "did you mean compression"),
         ({"stream": f"{there}-gone", "ignoreUnknownColumns": "true"}, "does not exist; createStream=true makes it"),
         ({"stream": there, "txnAppId": "x"}, "both together"),
+        ({"stream": there, "path": "/data/out"}, "'/data/out': rows go to a broker"),
         ({"stream": there, "txnAppId": " ", "txnVersion": "1"}, "txnAppId: it is empty"),
         ({}, "exactly one of them"),
     ):

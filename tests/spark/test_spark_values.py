@@ -55,7 +55,7 @@ OTHERWISE = [b'{"a":1} x', b'{"a":1}{"a":2}', b"{'a':1}", b'{"b":1.50}', b'{"b":
 
 
 def arrow_type(ddl=DDL):
-    source = options.parse({**LEAST, "valueSchema": ddl})
+    source = options.parse({**LEAST, "valueFormat": "json", "valueSchema": ddl})
     return columns.arrow_schema(columns.spark_schema(source), source).field("value").type
 
 

@@ -26,7 +26,8 @@ from vibemq.spark.options import Options, parse
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TASKS_PER_CORE = 2  # so that every executor gets one, even where another is faster
+TASKS_PER_CORE = 2
+HOLD_S = 0.3  # how long a task has its core at least: else a quick executor could take all of them
 ROWS = 10_000
 APPLICATION = "vibemq-spark-check"  # always the same: the broker remembers each that is named
 TEXT_MAX = 300  # of what Spark says when a job fails: the last line, and not its whole trace
@@ -125,6 +126,7 @@ class Connected(NamedTuple):
 
     host: str
     pid: int
+    executor: int  # the process that makes its executor's Python processes
     version: str
     milliseconds: float
     problem: str
@@ -141,7 +143,9 @@ def _connects(options: Options) -> Callable[[Iterable[int]], Iterator[Connected]
                 pass
         except (BrokerAway, VibeMQError) as failed:
             problem = str(failed)
-        yield Connected(socket.gethostname(), os.getpid(), __version__, 1000 * (time.monotonic() - began), problem)
+        took_s = time.monotonic() - began
+        time.sleep(max(HOLD_S - took_s, 0))
+        yield Connected(socket.gethostname(), os.getpid(), os.getppid(), __version__, 1000 * took_s, problem)
 
     return work
 
@@ -157,6 +161,11 @@ def _executors(spark: SparkSession, options: Options, tell: Tell) -> None:
         remedy = "; install vibemq[spark] on every executor" if "No module named" in str(failed) else ""
         tell(Finding(False, "executors", what + remedy))
         return
+    seen = len({(row.host, row.executor) for row in rows})
+    # The driver is among those that Spark names; with a local master it is the only one.
+    there = max(len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1, 1)
+    if seen < there:
+        tell(Finding(False, "executors", f"only {seen} of {there} took one of {tasks} tasks; are the others busy?"))
     by_host = defaultdict(list)
     for row in rows:
         by_host[row.host].append(row)

@@ -227,6 +227,9 @@ def parse(given: Mapping[str, str]) -> Options:
         raise ConfigError("options minOffsetsPerTrigger and maxOffsetsPerTrigger: the least is above the most")
     if read.filter_match_unfiltered and not read.filter_values:
         raise ConfigError("option filterMatchUnfiltered: it needs filterValues")
+    for name in ("valueSchema", "mode"):
+        if name in options and read.value_format != JSON:
+            raise ConfigError(f"option {name}: it needs valueFormat=json")
     logins.check(read)
     remote.check(read)
     return read

@@ -92,7 +92,8 @@ def start_position(
     offset = places.resolve(place, has.first, has.next, partial(_offset_of_time, taken, stream, has), now_ms)
     if place.kind == "time" and offset >= has.next and not options.timestamp_strategy_latest:
         raise ConfigError(
-            f"option startingTimestamp: stream {stream!r} has no record as young as {place.value} ms; "
+            f"options startingTimestamp and startingOffsetsByTimestamp: stream {stream!r} has no record as young as "
+            f"{place.value} ms; "
             "startingOffsetsByTimestampStrategy=latest begins at the end"
         )
     return Position(has.incarnation, offset)

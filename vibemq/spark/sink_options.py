@@ -18,7 +18,7 @@ from vibemq.spark.options import Options, choice, flag, known, number, option, o
 
 #: Options that mean the same as for reading.
 ACCESS = (*reading.ACCESS, "fetchTimeoutMs", "brokerDownTimeoutMs")
-SPARKS = ("checkpointLocation", "queryName", "path")  # Spark hands these on, too
+SPARKS = ("checkpointLocation", "queryName", "path")  # Spark hands these on, too: of save and start with a place
 
 TEXTS = (types.StringType, types.BinaryType)
 #: What a column of each name may be; `headers` has a form of its own.
@@ -68,6 +68,11 @@ def parse(given: Mapping[str, str]) -> SinkOptions:
     options = known(dict(given), (*ACCESS, *OWN), "writing with format('vibemq')", silent=SPARKS)
     if ("stream" in options) == ("superStream" in options):
         raise ConfigError("options stream and superStream: give exactly one of them to say where the rows go")
+    if "path" in options:
+        raise ConfigError(
+            f"a path, {options['path']!r}: rows go to a broker, not into a folder; option stream or superStream says "
+            "which stream, and save() and start() take no path"
+        )
     if ("txnAppId" in options) != ("txnVersion" in options):
         raise ConfigError("options txnAppId and txnVersion: only both together make a second run write nothing")
     if "txnAppId" in options and not options["txnAppId"].strip():

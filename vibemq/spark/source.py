@@ -279,7 +279,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.names = [name for name in self.names if name not in missing]
         if not self.names and self.here is None:
             raise StreamNotFound(
-                f"none of the streams exists that option subscribe names: {', '.join(sorted(missing))}"
+                f"none of the streams exists that options stream and subscribe name: {', '.join(sorted(missing))}"
             )
         if missing - self.missing:
             log.warning("streams that do not exist are read once they do: %s", ", ".join(sorted(missing)))
