@@ -15,8 +15,8 @@ from vibemq.client import QueueDeclaration, QueueOptions, _link, connect
 from vibemq.client.micromsg2 import Micromsg2Client
 from vibemq.client.settings import parse
 from vibemq.client.streams import StreamsConnection
-from vibemq.errors import ConfigError, InvalidValue, VibeMQError
-from vibemq.protocols.native.spec import Command
+from vibemq.errors import ConfigError, InvalidValue, ServerFailed, VibeMQError
+from vibemq.protocols.native.spec import Command, ErrorCode
 
 
 @dataclass
@@ -231,3 +231,17 @@ def test_every_port_in_a_hint_is_that_of_the_sample(running):
     for port in ("2925", "5552", "5551", "2928", "2938", "2927", "2937", "2926"):
         assert port in text
         assert f"ort = {port}\n" in sample
+
+
+@pytest.mark.parametrize(
+    ("told", "hint"),
+    [
+        ("The message could not be stored.", "The broker's log says what went wrong."),
+        ("The message is not stored: the disk has less than 9 bytes free (disk alarm); publish again later.", ""),
+    ],
+)
+def test_who_is_told_all_by_the_broker_is_not_sent_to_its_log(server, client, told, hint):
+    server.replies[Command.PUBLISH] = lambda connection, frame: connection.refuse(frame, ErrorCode.SERVER_ERROR, told)
+    with pytest.raises(ServerFailed) as caught:
+        client.publish("q", 1)
+    assert caught.value.hint == hint

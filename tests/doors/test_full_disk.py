@@ -104,7 +104,7 @@ def test_publishers_hear_why_consumers_empty_the_disk_and_publishers_go_on(full:
                 DOORS[name].publish(served, name, [Message("refused", id="refused")])
         with StreamsConnection.connect(served.host, served.port) as other, pytest.raises(RequestFailed) as refused:
             other.publisher("streams")
-        assert "PRECONDITION_FAILED" in str(refused.value)
+        assert "PRECONDITION_FAILED" in str(refused.value) and "vibemq ctl check_alarms" in refused.value.hint
         publisher.publish([b"while"])
         with pytest.raises(TimeoutExceeded):
             publisher.flush(timeout_s=1)

@@ -37,6 +37,7 @@ CODES_OF: dict[type[VibeMQError], tuple[str | int, ...]] = {
     errors.StreamNotFound: (Code.STREAM_DOES_NOT_EXIST, Code.STREAM_NOT_AVAILABLE),
     errors.StreamExists: (Code.STREAM_ALREADY_EXISTS,),
 }
+ALARM = " alarm)"  # how a broker names one that keeps a message out
 ERROR_OF = {code: kind for kind, codes in CODES_OF.items() for code in codes}
 HINTS: dict[str | int, str] = {
     ErrorCode.QUEUE_NOT_FOUND: "`vibemq queues list` shows all, `vibemq queues create NAME` makes one; so does "
@@ -59,7 +60,8 @@ HINTS: dict[str | int, str] = {
     Code.STREAM_NOT_AVAILABLE: "The stream's leader is changing or down; try again in a few seconds.",
     Code.STREAM_ALREADY_EXISTS: "Use it as it is, or delete it first.",
     Code.ACCESS_REFUSED: "Give the user the permission (configure, write or read) for this stream.",
-    Code.PRECONDITION_FAILED: "A name, an argument or a limit is in the way: the broker's log says which.",
+    Code.PRECONDITION_FAILED: "A name, an argument, a limit, or a disk or memory alarm is in the way: the broker's log "
+    "says which, and `vibemq ctl check_alarms` whether it is an alarm.",
     Code.VIRTUAL_HOST_ACCESS_FAILURE: "Check that the virtual host exists and that the user may use it.",
     Code.AUTHENTICATION_FAILURE: "Check user name and password.",
     Code.AUTHENTICATION_FAILURE_LOOPBACK: "This user may only connect from the broker's own machine; use another user.",
@@ -70,7 +72,10 @@ HINTS: dict[str | int, str] = {
 def refusal(where: str, code: str | None, message: str | None) -> VibeMQError:
     """The error for an Error frame of the native protocol."""
     code = code or ErrorCode.SERVER_ERROR.value
-    return _error(code, f"{where}: {message or 'the broker refused'} ({code})")
+    error = _error(code, f"{where}: {message or 'the broker refused'} ({code})")
+    if code == ErrorCode.SERVER_ERROR and ALARM in (message or ""):
+        error.hint = ""  # the broker has said why, and when to try again
+    return error
 
 
 def failure(where: str, code: int) -> VibeMQError:
