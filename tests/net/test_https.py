@@ -180,9 +180,17 @@ def test_ctl_asks_a_broker_elsewhere_as_a_user(
         assert run("add_vhost", "far", *trusting).exit_code == 0
         assert "far" in run("list_vhosts", *trusting, "--silent").stdout.split()
         wrong = run("list_vhosts", *trusting, password="wrong")
-        assert wrong.exit_code == 69 and "Login failed" in wrong.stderr and "wrong" not in wrong.stderr
+        assert wrong.exit_code == 69 and "wrong" not in wrong.stderr
+        assert f"localhost:{port}: login of user 'guest' failed" in wrong.stderr and "VIBEMQ_PASSWORD" in wrong.stderr
         strange = run("list_vhosts", "--url", f"https://guest@localhost:{port}")
         assert strange.exit_code == 69 and "certificate verify failed" in strange.stderr
+        assert "hint: --ca-file" in strange.stderr
+        unasked = CliRunner().invoke(ctl, ["list_vhosts", *here, *trusting], env={"VIBEMQ_PASSWORD": None})
+        assert "hint: set VIBEMQ_PASSWORD" in unasked.stderr and "--password-stdin" not in unasked.stderr
+        for other in (secured.native_port, secured.port, secured.ports["signalr"], secured.ports["micromsg2"]):
+            astray = run("list_vhosts", "--url", f"http://guest@127.0.0.1:{other}")
+            assert astray.exit_code == 69 and "management 2926 (TLS 2936)" in astray.stderr, other
+            assert astray.stderr.isascii() and astray.stderr.replace("\n", "").isprintable()
         assert "use https" in run("list_vhosts", "--url", "http://guest@broker.example").stderr
         assert "needed https://USER" in run("list_vhosts", "--url", "https://localhost").stderr
         assert "need --url" in run("list_vhosts", "--ca-file", authority.certificate).stderr

@@ -173,11 +173,7 @@ class DataDir:
         said = " ".join(reason.split()).encode("ascii", "backslashreplace").decode()
         headers = {"Content-Type": "application/json", "X-Reason": said}
         if self.management is not None:
-            try:
-                status, read = self.management.ask(method, f"/api{where}", body, headers, self.timeout_s)
-            except (OSError, http.client.HTTPException) as problem:
-                raise Failed(503, f"the broker did not answer: {problem}") from problem
-            return status, json.loads(read) if read else None
+            return self.management.ask(method, f"/api{where}", body, headers, self.timeout_s)
         link = self._connect()
         if link is None:
             return None

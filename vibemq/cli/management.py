@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 PORT, PORT_TLS = 2926, 2936
 PASSWORD_VARIABLE = "VIBEMQ_PASSWORD"
 _EXAMPLE = "for instance https://anna@broker.example"
+_NO_TERMINAL = f"set {PASSWORD_VARIABLE} to it"
+_LOGIN_HINT = (
+    f"check the user in --url and the password, there or in {PASSWORD_VARIABLE}; "
+    "guest may come from the broker's own machine only"
+)
 
 
 @dataclass(frozen=True)
@@ -35,22 +40,45 @@ class Management:
     certificate: str | None = None
     key: str | None = None
 
-    def ask(self, method: str, path: str, body: Any, headers: dict[str, str], timeout_s: float) -> tuple[int, bytes]:
-        """Status and body of the answer.  Raises UserError, OSError, http.client.HTTPException."""
+    def ask(self, method: str, path: str, body: Any, headers: dict[str, str], timeout_s: float) -> tuple[int, Any]:
+        """Status and body of the answer.  Raises UserError."""
+        import ssl
+        from http.client import HTTPException
+
         connection = self._connection(timeout_s)
+        headers = headers | {"Authorization": self._login}
         try:
-            sent = None if body is None else json.dumps(body)
-            connection.request(method, path, sent, headers | {"Authorization": self._login})
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
-            return response.status, response.read()
+            status, read = response.status, response.read()
+            answer = json.loads(read) if read else None
+        except ssl.SSLCertVerificationError as problem:
+            raise UserError(
+                f"{self._peer}: the TLS handshake failed: {problem}",
+                hint="--ca-file names the file of the authority that the broker's certificate is from; is it for this "
+                "host name?",
+            ) from problem
+        except OSError as problem:
+            raise UserError(f"{self._peer}: the broker did not answer: {problem}", hint=_wrong_port()) from problem
+        except (HTTPException, ValueError) as problem:  # whose words may be the bytes that came
+            raise self._no_api() from problem
         finally:
             connection.close()
+        refused = answer if isinstance(answer, dict) else None
+        if status >= 300 and refused is None:
+            raise self._no_api()
+        if status == 401 and refused and refused.get("error") == "not_authorized":  # which is not: lacks a tag
+            raise UserError(f"{self._peer}: login of user {self._user!r} failed", hint=_LOGIN_HINT)
+        return status, answer
+
+    def _no_api(self) -> UserError:
+        return UserError(f"{self._peer}: what answers there is no management API", hint=_wrong_port())
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         from http.client import HTTPConnection, HTTPSConnection
 
         host, port = self._place
-        if self.url.lower().startswith("http://"):
+        if self._is_plain:
             if self.ca_file or self.certificate or self.key:
                 raise UserError("--ca-file, --certificate and --key are for https")
             if not _is_loopback(host):
@@ -81,13 +109,32 @@ class Management:
             raise UserError("--url: needed nothing behind the host and its port", hint=_EXAMPLE)
         return host, port
 
+    @property
+    def _peer(self) -> str:
+        """For people: where the broker is, without the password."""
+        host, port = self._place
+        return f"{host}:{port or (PORT if self._is_plain else PORT_TLS)}"
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.url.lower().startswith("http://")
+
+    @property
+    def _user(self) -> str:
+        return unquote(urlsplit(self.url).username or "")
+
     @functools.cached_property
     def _login(self) -> str:
         found = urlsplit(self.url)
-        user = unquote(found.username or "")
         given = os.environ.get(PASSWORD_VARIABLE) if found.password is None else unquote(found.password)
-        password = ask_password(user, from_stdin=False) if given is None else given
-        return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+        password = ask_password(self._user, from_stdin=False, hint=_NO_TERMINAL) if given is None else given
+        return "Basic " + base64.b64encode(f"{self._user}:{password}".encode()).decode()
+
+
+def _wrong_port() -> str:
+    from vibemq.client._failures import wrong_door
+
+    return wrong_door("management")
 
 
 def _is_loopback(host: str) -> bool:

@@ -66,13 +66,18 @@ def named_values(_: click.Context, option: click.Parameter, given: tuple[str, ..
     return found
 
 
-def ask_password(name: str, from_stdin: bool, *, twice: bool = False) -> str:
-    """The password of `name`, from the first line of standard input or typed unseen; `twice` where it is a new one."""
+def ask_password(
+    name: str, from_stdin: bool, *, twice: bool = False, hint: str = "pipe it in, with --password-stdin"
+) -> str:
+    """The password of `name`, from the first line of standard input or typed unseen; `twice` where it is a new one.
+
+    The `hint` is for who has no terminal.
+    """
     if from_stdin:
         # Not by way of the text layer, which reads ahead: what follows may be messages, and is read as bytes.
         return sys.stdin.buffer.readline().decode("utf-8", "surrogateescape").rstrip("\n")
     if not sys.stdin.isatty():
-        raise UserError("there is no terminal to ask for the password", hint="pipe it in, with --password-stdin")
+        raise UserError("there is no terminal to ask for the password", hint=hint)
     answer: str = click.prompt(f"Password of {name}", hide_input=True, confirmation_prompt=twice, err=True)
     return answer
 
