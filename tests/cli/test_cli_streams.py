@@ -174,6 +174,7 @@ def test_it_speaks_tls(tmp_path, run, monkeypatch):
         assert run("streams", "list", "--url", careless).exit_code == 0
         stranger = run("streams", "list", *where, "--tls")
         assert stranger.exit_code == 1 and "the TLS handshake failed" in stranger.stderr
+        assert "--ca-file" in stranger.stderr
     assert "add --tls" in run("streams", "list", "--ca-file", str(certificate)).stderr
 
 

@@ -134,8 +134,9 @@ def test_tls_wants_a_certificate_that_it_can_trust_unless_told_otherwise(certifi
     with NativeServer(tls=certificate) as server:
         with connect(f"{server.url}?tls=true&skipCertValidation=true") as client:
             assert client.publish_many("q", range(100)).published == 100
-        with pytest.raises(ConnectionClosed, match="certificate verify failed"):
+        with pytest.raises(ConnectionClosed, match="certificate verify failed") as refused:
             connect(f"{server.url}?tls=true")
+        assert "--ca-file" in refused.value.hint and "tlsCa" in refused.value.hint
 
 
 def test_a_closed_client_says_so(server):

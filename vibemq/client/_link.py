@@ -43,7 +43,10 @@ async def within(timeout_s: float, told: str, hint: str) -> AsyncIterator[None]:
 
 def _no_way_hint(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return "tls_ca names the file of the authority that the broker's certificate is from; is it for this host name?"
+        return (
+            "tls_ca (--ca-file on the command line, tlsCa in a URL) names the file of the authority that the broker's "
+            "certificate is from; is it for this host name?"
+        )
     if isinstance(error, ssl.SSLError):
         return f"Is this the port for TLS? {wrong_door('native')}"
     return "Does the broker run, is this its native port, and can this machine reach it?"

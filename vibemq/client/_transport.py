@@ -102,7 +102,7 @@ class Transport:
             raise ConnectionClosed(
                 f"{self.peer}: the TLS handshake failed: {error}",
                 hint="Is this the broker's TLS port, is its certificate for this host name, and does the client trust "
-                "the authority?",
+                "the authority (--ca-file on the command line, tlsCa for Spark)?",
             ) from error
         self._socket.setblocking(False)
         self._read_guard = self._lock if tls else contextlib.nullcontext()
