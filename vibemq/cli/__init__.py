@@ -55,7 +55,7 @@ class _Main(Group):
         "install-service": ("vibemq.cli.service", "Make a systemd service of this installation."),
         "log": ("vibemq.cli.log", "Find and look into the files of streams and queues."),
         "man": ("vibemq.cli.shell", "Write a man page for each command."),
-        "publish": ("vibemq.cli.publish", "Publish arguments, or lines, into a queue."),
+        "publish": ("vibemq.cli.publish", "Publish a message, or each line of a file or of a pipe, to a queue."),
         "queues": ("vibemq.cli.queues", "The queues of a broker, wherever it is."),
         "remote": ("vibemq.cli.remote", "Look into the object store: list, verify, prune."),
         "restore": ("vibemq.cli.backup", "Check a backup, and make a data directory of it."),
