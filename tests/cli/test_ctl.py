@@ -187,6 +187,9 @@ def test_limits_come_and_go(either, user):
     assert either.rows("list_user_limits", "--user", user) == []
     usage = "Usage: vibemq ctl list_user_limits [--user USER]"
     assert either.refused("list_user_limits", user) == (64, f"too many arguments.\n{usage}")
+    known = "there are max-connections, max-queues, max-streams, publish-rate"
+    misspelt = either.refused("set_user_limits", user, '{"max-conections": 20}')
+    assert misspelt == (69, f"there is no limit 'max-conections'; {known}")
     assert either.refused("set_user_limits", "nobody", "{}") == (67, 'User "nobody" does not exist')
     either.said("delete_user", "lim")
 

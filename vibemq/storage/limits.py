@@ -138,7 +138,7 @@ def _checked(limits: Mapping[str, object]) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for limit, value in limits.items():
         if limit not in LEAST:
-            raise UserError(f"there is no limit {limit!r}", hint=f"there are {', '.join(LEAST)}")
+            raise UserError(f"there is no limit {limit!r}; there are {', '.join(LEAST)}")
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value > LIMIT_MAX):
             raise UserError(f"{limit} must be an integer up to {LIMIT_MAX}, but is {value!r}; -1 is no limit")
         if value is not None and 0 <= value < LEAST[limit]:
