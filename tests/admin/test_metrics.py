@@ -212,7 +212,7 @@ def test_a_replaced_worker_counts_on(tmp_path):
         assert value(scraped(http), "vibemq_confirm_latency_seconds_count", durability="os") == 1
 
 
-def test_orchestrators_are_told_whether_it_lives_and_is_ready_and_nothing_more(http, managed):
+def test_orchestrators_are_told_whether_it_lives_and_is_ready_and_why_not(http, managed):
     for path in ("/health/live", "/health/ready"):
         reply = http.raw("GET", path, Authorization="")
         assert (reply.status, reply.json) == (200, {"status": "ok"})
@@ -221,7 +221,8 @@ def test_orchestrators_are_told_whether_it_lives_and_is_ready_and_nothing_more(h
         reply = wait_until(
             lambda: (r := http.raw("GET", "/health/ready", Authorization="")).status == 503 and r, "drained"
         )
-        assert reply.json == {"status": "failed"}
+        why = "this node is in maintenance mode: `vibemq ctl revive` ends that"
+        assert reply.json == {"status": "failed", "reason": why}
         assert http.raw("GET", "/health/live", Authorization="").status == 200
     finally:
         assert http.status("DELETE", "maintenance") == 204

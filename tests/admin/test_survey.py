@@ -2,6 +2,7 @@
 """The survey of all streams: bounded in time, and its sums only ever grow."""
 
 from vibemq.admin.api import survey as module
+from vibemq.admin.api.calls import Answer
 from vibemq.admin.api.counts import Counts
 from vibemq.admin.api.readiness import KNOWN_S, Readiness
 from vibemq.admin.api.survey import LOOK_S_MAX, Entry, Survey
@@ -75,11 +76,11 @@ def test_however_many_ask_whether_it_is_ready_workers_are_asked_once_a_while():
     now_s, asked = 0.0, []
     readiness = Readiness(lambda: now_s)
 
-    def find() -> bool:
+    def find() -> Answer:
         asked.append(now_s)
-        return len(asked) == 1
+        return Answer(200 if len(asked) == 1 else 503)
 
-    assert readiness.of(find) and readiness.of(find)
+    assert [readiness.of(find).status for _ in range(2)] == [200, 200]
     now_s = KNOWN_S
-    assert not readiness.of(find) and not readiness.of(find)
+    assert [readiness.of(find).status for _ in range(2)] == [503, 503]
     assert asked == [0.0, KNOWN_S]

@@ -76,12 +76,11 @@ def live(api: Api, call: Call) -> Answer:
 
 
 def ready(api: Api, call: Call) -> Answer:
-    """For orchestrators and load balancers: `ready_to_serve_clients`.  Everybody may ask, so it says no more than that.
+    """For orchestrators and load balancers: `ready_to_serve_clients`, and no more than its reason: everybody may ask.
 
     An alarm is no reason: publishers wait, and those who would make room by consuming must still get in.
     """
-    is_ready = api.readiness.of(lambda: ready_to_serve_clients(api, call).status == 200)
-    return Answer(200, OK) if is_ready else Answer(503, {"status": "failed"})
+    return api.readiness.of(lambda: ready_to_serve_clients(api, call))
 
 
 def port_listener(api: Api, call: Call) -> Answer:

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from vibemq.admin.api.calls import Answer
+
 KNOWN_S = 0.5  # orchestrators ask every second or more rarely
 
 
@@ -17,16 +19,16 @@ class Readiness:
         self._clock = clock
         self._lock = threading.Lock()
         self._known_until_s = clock()
-        self._is_ready = False
+        self._answer: Answer
 
     def forget(self) -> None:
         """Something has changed: who asks next finds out anew."""
         with self._lock:
             self._known_until_s = self._clock()
 
-    def of(self, find: Callable[[], bool]) -> bool:
+    def of(self, find: Callable[[], Answer]) -> Answer:
         with self._lock:
             if self._clock() >= self._known_until_s:
-                self._is_ready = find()
+                self._answer = find()
                 self._known_until_s = self._clock() + KNOWN_S
-            return self._is_ready
+            return self._answer
