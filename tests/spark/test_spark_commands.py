@@ -398,3 +398,4 @@ def test_spark_check_of_a_broker_that_is_not_there_fails_and_says_so(spark, vibe
     code, out, _ = vibemq("spark-check", "--port", "1", "--json", "--option", "brokerDownTimeoutMs=1000")
     driver = next(each for each in json.loads(out) if each["check"] == "driver")
     assert code == 1 and driver["works"] is False and "127.0.0.1:1" in driver["text"]
+    assert "is this its streams port?" in driver["text"]

@@ -109,9 +109,12 @@ def last_line(failed: BaseException) -> str:
 def _driver(options: Options, tell: Tell) -> bool:
     def connect() -> str:
         began = time.monotonic()
-        with connection(options) as taken:
-            said = taken.server_properties
-            ours = taken.has_listings
+        try:
+            with connection(options) as taken:
+                said = taken.server_properties
+                ours = taken.has_listings
+        except BrokerAway as away:
+            raise BrokerAway(f"{away}; does the broker run, and is this its streams port?") from away
         product = "VibeMQ" if ours else f"{said.get('product', 'a broker')} {said.get('version', '')}".strip()
         return f"{product} answers the driver in {1000 * (time.monotonic() - began):.1f} ms"
 
