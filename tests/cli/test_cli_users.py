@@ -72,8 +72,8 @@ def test_a_password_is_never_read_from_where_it_could_be_echoed(run, tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-def test_guest_cannot_be_added(add):
-    result = add("guest")
+def test_guest_cannot_be_added_and_no_password_is_asked_for(run):
+    result = run("add", "guest")
     assert result.exit_code == 1
     assert "built in" in result.stderr
 

@@ -228,7 +228,7 @@ def add_user(
 
     Raises UserError (also UserExists) with what is wrong.
     """
-    _check_name(name)
+    check_name(name)
     password_hash, verifier = hash_password(password, password_min)
     return metadata.add_user(name, password_hash, is_superuser=is_superuser, verifier=verifier)
 
@@ -257,7 +257,7 @@ def lacks_superuser(metadata: Metadata, name: str, password: str) -> bool:
             hint="set native.superuser_password for the first start, or make one: `vibemq users add NAME --superuser`",
         )
     try:
-        _check_name(name)
+        check_name(name)
         if not metadata.has_user(name):
             require_address("user", name)
         check_password(password)
@@ -277,7 +277,8 @@ def _guest_verifier(salt: bytes) -> proofs.Verifier:
     return proofs.make_verifier(GUEST, salt, _GUEST_ROUNDS)
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raises UserError when there can be no user of this name."""
     if name.lower() == GUEST:
         raise UserError(
             "user 'guest' is built in, for connections from this machine only, and cannot be added",

@@ -12,7 +12,7 @@ import click
 
 from vibemq.access.permissions import check_pattern, operation_names, operations_named
 from vibemq.access.tokens import Tokens
-from vibemq.access.users import add_user, change_password
+from vibemq.access.users import add_user, change_password, check_name
 from vibemq.cli.data import DataDir, json_data_options
 from vibemq.cli.terminal import ask_password, print_rows, print_table
 from vibemq.errors import UserError, VibeMQError
@@ -43,6 +43,7 @@ def users_add(name: str, superuser: bool, password_stdin: bool, as_json: bool, d
     The first user of all is a superuser.  Others may do nothing but what `vibemq users grant` lets
     them on the native door, and `vibemq ctl set_permissions` on the streams door.
     """
+    check_name(name)
     _ = data.path  # before the password is asked for
     password = ask_password(name, password_stdin, twice=True)  # before anything is made
     is_superuser = data.make(lambda metadata: add_user(metadata, name, password, is_superuser=superuser or None))
