@@ -410,7 +410,9 @@ def test_status_says_what_runs(ctl, running):
     assert shown["pid"] == running.process.pid
     assert shown["data_directory"] == str(ctl.folder)
     assert [worker["pid"] for worker in shown["workers"]] == running.worker_pids()
-    assert f"pid: {running.process.pid}\n" in ctl.said("status")
+    told = ctl.said("status")
+    assert f"pid: {running.process.pid}\n" in told
+    assert "\nuptime (seconds): " in told and "\nmemory used (bytes): " in told
     assert ctl.said("ping").endswith("Ping succeeded\n")
 
 

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from vibemq.admin.api.shown import at
 from vibemq.cli import ctl_remote
-from vibemq.cli.ctl_commands import COMMANDS, STANDARD_OUTPUT
+from vibemq.cli.ctl_commands import COMMANDS, STANDARD_OUTPUT, UNITS
 from vibemq.cli.ctl_orders import UNAVAILABLE, USAGE, Command, Order, Refused
 from vibemq.cli.data import DataDir, data_options
 from vibemq.cli.management import Management
@@ -181,9 +181,14 @@ def _run(command: Command, words: Sequence[str], data: DataDir, options: dict[st
         click.echo(_compact(result))
     elif isinstance(result, dict):
         for part, value in result.items():
-            click.echo(f"{part.replace('_', ' ')}: {value if isinstance(value, str) else json.dumps(value)}")
+            click.echo(f"{_titled(part)}: {value if isinstance(value, str) else json.dumps(value)}")
     elif result is not None and not quiet:
         click.echo(result)
+
+
+def _titled(part: str) -> str:
+    unit = UNITS.get(part)
+    return part.replace("_", " ") + (f" ({unit})" if unit else "")
 
 
 def _refuse_options_of_others(ctx: click.Context, command: Command) -> None:

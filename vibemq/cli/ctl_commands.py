@@ -51,6 +51,13 @@ RESTARTS_S_MAX, RESTARTS_LOOK_S = 3600.0, 0.2
 _ALARMS = {"disk": ("disk_free_alarm", "Free disk space alarm"), "memory": ("mem_alarm", "Memory alarm")}
 
 
+#: Of parts of a status whose names do not say it, for people.
+UNITS = {
+    "uptime": "seconds",
+    **dict.fromkeys(("memory_used", "memory_limit", "disk_free", "disk_free_limit"), "bytes"),
+}
+
+
 def status(order: Order) -> Any:
     (node,) = order.ask("GET /nodes", needs_broker=True)
     overview = order.ask("GET /overview")
