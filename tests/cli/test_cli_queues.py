@@ -168,7 +168,7 @@ def test_queues_are_made_listed_described_purged_and_deleted(run, queue):
     assert run("queues", "delete", queue, "--yes").stdout == f"queue {queue} deleted\n"
     gone = run("queues", "delete", queue, "--yes")
     assert (gone.exit_code, gone.stdout) == (1, "")
-    assert f"there is no queue {queue}" in gone.stderr
+    assert gone.stderr.startswith("vibemq: 127.0.0.1:") and f": there is no queue {queue} to delete" in gone.stderr
     assert "`vibemq queues list` shows all" in gone.stderr
 
 
@@ -261,6 +261,10 @@ def test_every_option_that_is_otherwise_is_told_alone_and_can_be_overridden(run,
 )
 def test_wrong_usage_is_exit_code_2(run, arguments):
     assert run(*arguments).exit_code == 2
+
+
+def test_what_is_no_time_is_told_with_the_unit(run):
+    assert "'abc' is not a valid number of seconds" in run("queues", "create", "q", "--ttl", "abc").stderr
 
 
 def test_a_broker_that_is_not_there_is_one_line_and_a_hint(run):

@@ -10,6 +10,7 @@ import click
 from vibemq.cli.connection import Broker, queues_options
 from vibemq.cli.terminal import (
     F,
+    Seconds,
     messages_text,
     print_facts,
     print_rows,
@@ -97,7 +98,7 @@ def _milliseconds(_: click.Context, __: click.Parameter, seconds: float | None) 
 def limit_options(*, is_new: bool) -> Callable[[F], F]:
     """What a queue may be given when it is made, and later; one that ``is_new`` has defaults."""
     count, letters = click.IntRange(min=1), "Keep what could not be delivered, in NAME.dlq"
-    seconds: dict[str, Any] = {"type": click.FloatRange(min=0), "callback": _milliseconds, "metavar": "SECONDS"}
+    seconds: dict[str, Any] = {"type": Seconds(min=0), "callback": _milliseconds, "metavar": "SECONDS"}
     overflow = click.Choice(["drop_oldest", "drop_newest", "block_publisher", "redirect_to_dlq"])
 
     def about(text: str, new: str, later: str = "") -> str:
@@ -275,9 +276,11 @@ def queues_delete(name: str, yes: bool, as_json: bool, broker: Broker) -> None:
         is_there, info = _look(client, name)
         if is_there and not yes:
             _confirm("Delete", name, info)
-        client.delete_queue(name, missing_ok=True)  # who may not is refused, whatever there is
-    if not is_there:
-        raise UserError(f"there is no queue {name}", hint="`vibemq queues list` shows all.")
+        try:
+            client.delete_queue(name, missing_ok=is_there)  # who may not is refused, whatever there is
+        except QueueNotFound as missing:
+            missing.hint = "`vibemq queues list` shows all."
+            raise
     say_done(as_json, "queue", name, "deleted")
 
 

@@ -22,6 +22,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143  # as a shell says it of a command that SIGINT or SIGTERM ended
 
 
+class Seconds(click.FloatRange):
+    name = "number of seconds"  # in what is said of something else
+
+
 def _sure(context: click.Context, _: click.Parameter, yes: bool) -> bool:
     if not yes and not context.resilient_parsing and not sys.stdin.isatty():
         raise click.UsageError("there is no terminal to ask whether you are sure: add --yes")

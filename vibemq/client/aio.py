@@ -345,7 +345,7 @@ class AsyncClient(ClientFace, AbstractAsyncContextManager["AsyncClient"]):
             found = missing_ok
         if not found:
             hint = "Look at its name, or say missing_ok=True where it need not be there."
-            raise queues.no_such_queue(f"there is no queue {name} to delete", hint)
+            raise queues.no_such_queue(f"{self._engine.settings.peer}: there is no queue {name} to delete", hint)
 
     async def purge_queue(self, name: str, *, timeout_s: float | None = None) -> None:
         """Drops the messages that wait in a queue. Only brokers of ours know how.
