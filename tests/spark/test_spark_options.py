@@ -186,6 +186,6 @@ def test_defaults_are_those_of_the_readme(writing):
         f"| `tls`, `tlsCa` | `{json.dumps(read.tls)}`, ",
         f"| `createStream` | `{json.dumps(write.create_stream)}` |",
         f"| `valueFormat` | `{'json' if write.is_json else 'binary'}` |",
-        f"| `ignoreUnknownColumns` | `{json.dumps(write.ignore_unknown_columns)}` |",
+        f"| `ignoreUnknownColumns` | `{json.dumps(write.ignore_unknown)}` |",
     ):
         assert row in README
