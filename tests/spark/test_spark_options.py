@@ -181,7 +181,7 @@ def test_defaults_are_those_of_the_readme(writing):
         f"| `filterValues`, `filterMatchUnfiltered` | none, `{json.dumps(read.filter_match_unfiltered)}` |",
         f"| `filterPushdown` | `{json.dumps(read.filter_pushdown)}` |",
         f"`headersFormat` | the first four, `false`, `{read.headers_format}` |",
-        f"| `valueFormat`, `valueSchema`, `mode` | `{read.value_format}`, none, `{read.mode}` |",
+        f"| `valueFormat`, `valueSchema`, `mode` | `{read.value_format}`, none, `{read.mode.upper()}` |",
         f"| `login` | `{read.login}` |",
         f"| `tls`, `tlsCa` | `{json.dumps(read.tls)}`, ",
         f"| `createStream` | `{json.dumps(write.create_stream)}` |",
