@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 from spark_jobs import SPARK
@@ -140,9 +142,8 @@ def test_metrics_name_each_stream_once():
 
 @pytest.fixture
 def vibemq(own_broker):
-    environment = os.environ | {"VIBEMQ_URL": f"rabbitmq-stream://{own_broker.endpoints}"}
-
     def start(*arguments, **more):
+        environment = os.environ | {"VIBEMQ_URL": f"rabbitmq-stream://{own_broker.endpoints}"}
         return subprocess.Popen(
             [sys.executable, "-m", "vibemq.cli", *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **more,
@@ -361,15 +362,60 @@ def test_ingest_says_what_is_wrong_with_its_options_before_spark_is_started(
     assert "Traceback" not in err and "Spark's log" not in err
 
 
-def test_what_a_query_ends_with_is_a_sentence_without_a_trace(own_broker, vibemq, stream, tmp_path):
+def said(err):
+    """Without the lines about how far it is and where the log was."""
+    lines = err.splitlines()
+    return "\n".join(line for line in lines if not line.startswith(("vibemq: until this ends", "waiting for")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "user", "what", "hint"),
+    [
+        (
+            ("oders",),
+            "",
+            r"\S+: PlanReads oders: the broker answered STREAM_DOES_NOT_EXIST \(2\)",
+            r"Check its name and ",
+        ),
+        (
+            ("oders", "--schema", "infer"),
+            "",
+            r"\S+: PlanReads oders: .*STREAM_DOES_NOT_EXIST \(2\)\. Check its name and .*",
+            None,
+        ),
+        (("x",), "guest:wrong@", r"\S+: logging in as 'guest': the broker answered AUTH\w+ \(8\)", "Check user name"),
+        (
+            ("x", "--option", "startingOfsets=latest"),
+            "",
+            r"option startingOfsets: not known to format\('vibemq'\); did you mean startingOffsets\?",
+            None,
+        ),
+    ],
+)
+def test_an_ordinary_mistake_is_a_sentence_and_leaves_no_log(
+    spark, own_broker, vibemq, tmp_path, monkeypatch, arguments, user, what, hint
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    url = f"rabbitmq-stream://{user}{own_broker.endpoints}"
+    code, _, err = vibemq("ingest", *arguments, "--output", tmp_path / "lake", "--available-now", "--url", url)
+    assert code == 1, err
+    assert re.fullmatch(f"vibemq: {what}" + (rf"\n  hint: {hint}.*" if hint else ""), said(err)), err
+    assert not [path for path in (tmp_path / "temporary").iterdir() if path.name.startswith("vibemq-spark-")]
+
+
+def test_what_spark_itself_fails_with_is_its_last_word_and_its_log_stays(spark, own_broker, vibemq, stream, tmp_path):
     own_broker.publish(stream, [b"x"])
-    arguments = ("--checkpoint", tmp_path / "checkpoint", "--available-now")
-    code, _, err = vibemq("ingest", stream, "--output", "/proc/lake", *arguments)
-    assert code == 1 and "/proc/lake" in err and "All that Spark said is in " in err, err
-    assert "Traceback" not in err and "\tat " not in err
-    code, _, err = vibemq("ingest", f"{stream}-gone", "--output", tmp_path / "lake", *arguments)
-    assert code == 1 and re.search(r"StreamNotFound: .*vibemq streams create NAME", err), err
-    assert "Traceback" not in err and "Streaming Query" not in err
+    file = tmp_path / "file"
+    file.touch()
+    code, _, err = vibemq("ingest", stream, "--output", file, "--checkpoint", tmp_path / "c", "--available-now")
+    found = re.fullmatch(
+        r"vibemq: Spark failed: \S+Exception: .*file:\S+/file\b.*\n  hint: All that it said is in (\S+spark\.log)",
+        said(err),
+    )
+    assert code == 1 and found, err
+    assert "Traceback" in Path(found[1]).read_text()
+    shutil.rmtree(Path(found[1]).parent)
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are(spark, own_broker, vibemq, stream, tmp_path):

@@ -21,7 +21,7 @@ class _Shown(click.ClickException):
 
     def __init__(self, error: VibeMQError) -> None:
         super().__init__(str(error))
-        self.hint = error.hint
+        self.hint = "" if error.hint in str(error) else error.hint  # where it has to be in the message, once is enough
         self.exit_code = error.exit_code  # type: ignore[misc]  # which click reads of the instance
 
     def show(self, file: IO[Any] | None = None) -> None:

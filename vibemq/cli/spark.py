@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ import click
 from vibemq.cli.connection import StreamsBroker, streams_options
 from vibemq.cli.following import follow
 from vibemq.cli.terminal import EXIT_INTERRUPTED, EXIT_TERMINATED, named_values, print_table
-from vibemq.errors import SetupError, UserError
+from vibemq.errors import SetupError, UserError, VibeMQError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,8 +70,11 @@ def _with(options: dict[str, str], more: dict[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _session(name: str, master: str, config: dict[str, str], packages: tuple[str, ...]) -> Iterator[SparkSession]:
-    """A Spark that is gone at the end; what it logs lies in a file, which stays when it fails."""
-    from vibemq.spark import local_session
+    """A Spark that is gone at the end; what it logs lies in a file, which stays when Spark itself fails.
+
+    What its exceptions wrap of ours is raised as an error of ours.
+    """
+    from vibemq.spark import failures, local_session
 
     folder = tempfile.mkdtemp(prefix="vibemq-spark-")
     log_file = Path(folder, "spark.log")
@@ -94,15 +98,17 @@ def _session(name: str, master: str, config: dict[str, str], packages: tuple[str
                 hint="Look at Maven Central which name and version there are for this Spark. Where Spark is to look "
                 "elsewhere, --spark-config spark.jars.ivySettings=FILE says so.",
             ) from failed
-        from py4j.protocol import Py4JJavaError
-        from pyspark.errors import PySparkException
-
-        if isinstance(failed, PySparkException | Py4JJavaError):  # its traces are in the log
-            from vibemq.spark.check import last_line
-
-            raise SetupError(last_line(failed), hint=f"All that Spark said is in {log_file}") from failed
-        click.echo(f"vibemq: what Spark said is in {log_file}", err=True)
-        raise
+        if not failures.is_of_spark(failed):
+            click.echo(f"vibemq: what Spark said is in {log_file}", err=True)
+            raise
+        if problem := failures.ours(failed):
+            _remove(folder)
+            raise problem from failed
+        with log_file.open("a", encoding="utf-8") as file:
+            traceback.print_exception(failed, file=file)
+        raise VibeMQError(
+            f"Spark failed: {failures.last_line(failed)}", hint=f"All that it said is in {log_file}"
+        ) from failed
     _remove(folder)
 
 

