@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -20,6 +21,8 @@ from test_spark_ingest import children
 
 from vibemq.errors import SetupError
 from vibemq.protocols.streams.spec import Key
+from vibemq.spark import local_session
+from vibemq.spark.check import environment
 from vibemq.spark.ingest import Ingest, State, Watch, lag_of, line, metrics, require_format, start
 
 REMEDY = re.compile(r"--package io\.delta:delta-spark_\d\.\d_2\.1\d:VERSION")
@@ -130,6 +133,10 @@ def test_the_estimate_is_by_how_fast_the_lag_becomes_less():
     assert done.caught_up_in_seconds == 0.0 and "caught up" in line(done)
 
 
+def test_one_row_is_no_rows():
+    assert line(State(1, 2, 0.25, 1.2, {"a": 0}, 0.0)) == "1 row, 1 row/s, caught up"
+
+
 def test_metrics_name_each_stream_once():
     text = metrics(State(5, 2, 0.25, 1.5, {"a": 1, 'b"\n': 2}, None))
     assert 'vibemq_ingest_lag_records{stream="a"} 1\n' in text
@@ -204,7 +211,8 @@ def test_a_signal_ends_ingest_in_order_and_metrics_are_served_meanwhile(
             urllib.request.urlopen(url.removesuffix("metrics"))
         below = children(process.pid)
         process.send_signal(number)
-        process.stderr.read()
+        last = process.stderr.read().splitlines()[-1]
+        assert last == f"vibemq: 100 rows written; the same command goes on after them, by {tmp_path / 'here'}"
         assert process.wait(60) == code
     finally:
         process.kill()
@@ -438,6 +446,19 @@ def test_spark_check_finds_nothing_wrong_here(spark, own_broker, vibemq, stream)
     with own_broker.connect() as connection:
         assert not [each.name for each in connection.list_streams("vibemq-spark-check")
                     if each.name.startswith("vibemq-spark-check")]  # fmt: skip
+
+
+def test_where_spark_is_missing_both_commands_name_the_same_extra(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    found = []
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    assert not environment(found.append)
+    with pytest.raises(SetupError) as refused:
+        local_session()
+    assert refused.value.hint in next(each.text for each in found if each.check == "pyspark")
 
 
 def test_spark_check_of_a_broker_that_is_not_there_fails_and_says_so(spark, vibemq):

@@ -29,9 +29,9 @@ LINE_S = 10.0  # where nothing can be redrawn, a line this often
 METRICS_HOST = "127.0.0.1"
 
 
-def follow(query: StreamingQuery, metrics_port: int | None, as_json: bool) -> int | None:
+def follow(query: StreamingQuery, metrics_port: int | None, as_json: bool, checkpoint: str) -> int | None:
     """Show how far it is until it ends by itself (None) or by a signal (its number). Raises what made it fail."""
-    from vibemq.spark.ingest import Watch
+    from vibemq.spark.ingest import Watch, rows_text
 
     watch = Watch()
     shown = _Line(watch.state(time.monotonic()), as_json)
@@ -45,6 +45,9 @@ def follow(query: StreamingQuery, metrics_port: int | None, as_json: bool) -> in
                 query.awaitTermination()  # raises what ended it, if it was an error
         finally:
             shown.show(watch.look(query), last=True)
+    if stop.heard is not None:
+        done = f"{rows_text(watch.rows)} written; the same command goes on after them, by {checkpoint}"
+        click.echo(f"vibemq: {done}", err=True)
     return stop.heard
 
 

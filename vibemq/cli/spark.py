@@ -191,7 +191,7 @@ def ingest(
             partition_by,
             {"availableNow": True} if available_now else {"processingTime": trigger} if trigger else {},
         )
-        heard = follow(start(job, spark), metrics_port, as_json)
+        heard = follow(start(job, spark), metrics_port, as_json, checkpoint)
     if heard == signal.SIGINT:
         sys.exit(EXIT_INTERRUPTED)
     if heard == signal.SIGTERM and available_now:  # not all of it is read; else that is how a service ends

@@ -163,13 +163,17 @@ def line(state: State) -> str:
     """
     if state.batch < 0:
         return "waiting for the first batch"
-    parts = [f"{state.rows:,} rows", f"{state.rows_per_second:,.0f} rows/s"]
+    parts = [rows_text(state.rows), f"{rows_text(round(state.rows_per_second))}/s"]
     if state.behind:
         left = state.caught_up_in_seconds
         parts += [f"{state.behind:,} behind", "falling behind" if left is None else f"caught up in {_clock(left)}"]
     else:
         parts.append("caught up")
     return ", ".join(parts)
+
+
+def rows_text(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def _clock(seconds: float) -> str:
