@@ -34,18 +34,25 @@ PYTHON_PATH = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parent.
 
 
 def free_port() -> int:
-    """A port that nobody listens on. VibeMQError when there is none.
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on. VibeMQError when there are not so many.
 
     Where it can be, one below those that the kernel gives to outgoing connections and to whoever binds port 0: one of
     these may be taken before the server that is told of it binds it.
     """
     given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     end = given if given > PORT_MIN else 65_536
+    found: list[int] = []
     for port in random.SystemRandom().sample(range(PORT_MIN, end), end - PORT_MIN):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
-    raise VibeMQError(f"no port from {PORT_MIN} to {end - 1} is free")
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise VibeMQError(f"{count} free ports are needed from {PORT_MIN} to {end - 1}, {len(found)} are there")
 
 
 class Server:
@@ -295,7 +302,7 @@ class RabbitMQ(Server):
         return "" if shutil.which("epmd") else "erlang's epmd is not installed (Debian: erlang-base)"
 
     def launch(self) -> None:
-        self.port, names_port, folder = free_port(), free_port(), self.folder
+        (self.port, names_port, distribution_port), folder = free_ports(3), self.folder
         (folder / "enabled_plugins").write_text(self.plugins)
         (folder / "rabbitmq.conf").write_text(self.configuration())
         environment = {
@@ -303,7 +310,7 @@ class RabbitMQ(Server):
             "ERL_EPMD_PORT": str(names_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODENAME": f"bench{os.getpid()}@localhost",
-            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_DIST_PORT": str(distribution_port),
             "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
             "RABBITMQ_LOG_BASE": str(folder / "log"),
             "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),

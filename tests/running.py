@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import vibemq
-from benchmarks.servers import free_port
+from benchmarks.servers import free_ports
 
 #: The processes that tests start use the same vibemq as the tests, installed or not.
 ENVIRONMENT = {
@@ -119,7 +119,9 @@ class Restartable:
         self._folder, self._flags, self._workers = folder, flags, workers
         self._stack = ExitStack()
         # The kernel gives none of these to an outgoing connection while the broker is down.
-        self.running = self._start(*(word for door in DOORS for word in _flag(door, free_port())))
+        self.running = self._start(
+            *(word for door, port in zip(DOORS, free_ports(len(DOORS)), strict=True) for word in _flag(door, port))
+        )
 
     def _start(self, *ports: str) -> Running:
         return self._stack.enter_context(broker(self._folder, *self._flags, *ports, workers=self._workers))

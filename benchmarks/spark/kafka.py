@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from benchmarks.servers import Server, free_port
+from benchmarks.servers import Server, free_ports
 from vibemq.errors import SetupError, VibeMQError
 from vibemq.spark.session import ensure_java
 
@@ -87,7 +87,7 @@ class Kafka(Server):
 
     def launch(self) -> None:
         self.classpath = ":".join(jars("broker"))
-        self.port, controller = free_port(), free_port()
+        self.port, controller = free_ports(2)
         properties = self.folder / "server.properties"
         properties.write_text(PROPERTIES.format(port=self.port, controller=controller, data=self.folder / "data"))
         self.run("kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER, "-c", str(properties))

@@ -73,6 +73,15 @@ def test_an_error_of_ours_is_found_with_its_hint(text):
         ),
         (IN_A_TASK.format(FULL), FULL),
         (of_worker("KeyError: 'size'"), "KeyError: 'size'"),
+        (
+            f"{ENDED}{WORKER}{SENTENCE}\n\nDuring handling of the above exception, another exception occurred:\n\n"
+            f"{WORKER}KeyError: 'size'\n{QUERY}",
+            "KeyError: 'size'",
+        ),
+        (
+            "[DELTA_SCHEMA_MISMATCH] A schema mismatch is detected.\nTable schema:\nroot\n |-- vibemq: string\n",
+            "[DELTA_SCHEMA_MISMATCH] A schema mismatch is detected.",
+        ),
         ("", "RuntimeError"),
         ("x" * 1000, "x" * TEXT_MAX),
     ],

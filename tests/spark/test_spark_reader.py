@@ -307,6 +307,17 @@ def test_a_stream_that_is_deleted_before_available_now_goes_on(broker):
     assert going_on(failOnDataLoss="false").latestOffset({"v": 1, "s": {}}, None) == at(10)
 
 
+def test_available_now_ends_though_its_stream_was_away_when_it_began(broker):
+    reader = stream_reader()
+    gone = broker.streams.pop("s")
+    reader.prepareForTriggerAvailableNow()
+    gone.add(10)
+    broker.streams["s"] = gone
+    end = reader.latestOffset(at(4), None)
+    gone.add(10)
+    assert end == at(10) and reader.latestOffset(end, None) == end
+
+
 def test_a_stream_that_is_deleted_under_a_query(broker):
     broker.streams["s"].add(10)
     reader = stream_reader()

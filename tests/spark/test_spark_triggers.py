@@ -258,5 +258,5 @@ def test_a_stream_that_is_named_in_vain(broker):
     made(broker, "o-0", count=10)
     broker.super_streams["o"] = ["o-0"]
     for option in ({"startingOffsets": '{"o-1": 3}'}, {"endingOffsetsByTimestamp": '{"o-1": 3}'}):
-        with pytest.raises(ConfigError, match="'o-1' is no stream that is read; o-0 are"):
+        with pytest.raises(ConfigError, match="'o-1' is no stream that is read; o-0 is"):
             make("reader", superStream="o", **option).partitions()

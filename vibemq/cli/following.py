@@ -46,7 +46,7 @@ def follow(query: StreamingQuery, metrics_port: int | None, as_json: bool, check
         finally:
             shown.show(watch.look(query), last=True)
     if stop.heard is not None:
-        done = f"{rows_text(watch.rows)} written; the same command goes on after them, by {checkpoint}"
+        done = f"at least {rows_text(watch.rows)} written; the same command goes on behind them, by {checkpoint}"
         click.echo(f"vibemq: {done}", err=True)
     return stop.heard
 

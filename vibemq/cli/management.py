@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PORT, PORT_TLS = 2926, 2936
 PASSWORD_VARIABLE = "VIBEMQ_PASSWORD"
 _EXAMPLE = "for instance https://anna@broker.example"
-_NO_TERMINAL = f"set {PASSWORD_VARIABLE} to it"
+_NO_TERMINAL = f"set {PASSWORD_VARIABLE} to the password"
 _LOGIN_HINT = (
     f"check the user in --url and the password, there or in {PASSWORD_VARIABLE}; "
     "guest may come from the broker's own machine only"
@@ -51,7 +51,6 @@ class Management:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
             status, read = response.status, response.read()
-            answer = json.loads(read) if read else None
         except ssl.SSLCertVerificationError as problem:
             raise UserError(
                 f"{self._peer}: the TLS handshake failed: {problem}",
@@ -60,14 +59,20 @@ class Management:
             ) from problem
         except OSError as problem:
             raise UserError(f"{self._peer}: the broker did not answer: {problem}", hint=_wrong_port()) from problem
-        except (HTTPException, ValueError) as problem:  # whose words may be the bytes that came
+        except HTTPException as problem:  # whose words may be the bytes that came
             raise self._no_api() from problem
         finally:
             connection.close()
+        try:
+            answer = json.loads(read) if read else None
+        except ValueError as problem:
+            raise self._no_api() from problem
         refused = answer if isinstance(answer, dict) else None
         if status >= 300 and refused is None:
             raise self._no_api()
-        if status == 401 and refused and refused.get("error") == "not_authorized":  # which is not: lacks a tag
+        if (
+            status == 401 and refused and refused.get("error") == "not_authorized"
+        ):  # who lacks a tag is 'not_authorised'
             raise UserError(f"{self._peer}: login of user {self._user!r} failed", hint=_LOGIN_HINT)
         return status, answer
 

@@ -165,6 +165,9 @@ def ingest(
     vibemq ingest orders clicks --output lake/events --partition-by stream
     vibemq ingest orders --schema infer --partition-by country --output lake/orders --available-now
     """
+    from vibemq.spark.session import require_pyspark
+
+    require_pyspark()
     from vibemq.spark.columns import spark_schema
     from vibemq.spark.ingest import Ingest, start
     from vibemq.spark.options import parse

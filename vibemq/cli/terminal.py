@@ -23,7 +23,7 @@ EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143  # as a shell says it of a command 
 
 
 class Seconds(click.FloatRange):
-    name = "number of seconds"  # in what is said of something else
+    name = "number of seconds"  # as click names it in its errors
 
 
 def _sure(context: click.Context, _: click.Parameter, yes: bool) -> bool:

@@ -35,7 +35,7 @@ cdef Py_ssize_t PUBLISHED_HEADER_SIZE = 12  # publishing id u64, size i32
 cdef Py_ssize_t RECEIVE_SIZE_MIN = 262_144  # room for one receive, but for the rest of a large frame
 cdef Py_ssize_t BUFFER_SIZE = 4 * RECEIVE_SIZE_MIN  # or that of one frame, if that is larger
 cdef Py_ssize_t BUFFERS_KEPT_MAX = 4
-cdef Py_ssize_t BUFFER_KEPT_SIZE_MAX = 8 * BUFFER_SIZE  # a larger one goes with its chunks, once a small one follows
+cdef Py_ssize_t BUFFER_KEPT_SIZE_MAX = 8 * BUFFER_SIZE  # a larger one goes with its chunks, once less is needed
 cdef Py_ssize_t VIEWED_SIZE_MIN = 131_072  # of a chunk that is not copied; a smaller one would keep too much alive
 cdef Py_ssize_t FRAME_SIZE_MAX = 1 << 30  # a Deliver is not bound by frame_max; beyond this the peer is mad
 
@@ -102,23 +102,26 @@ cdef class Inbox:
         cdef Py_ssize_t held = self.end - self.begin
         cdef Py_ssize_t frame = self.frame_size() if held else self.usual
         cdef Py_ssize_t rest = frame - held if frame >= VIEWED_SIZE_MIN and frame > held else 0
+        cdef Py_ssize_t more = rest or RECEIVE_SIZE_MIN
         if held == 0 and self.buffer.views == 0:
             self.begin = self.end = 0
-            if self.usual == 0 and self.buffer.size > <size_t>BUFFER_KEPT_SIZE_MAX:
-                self.buffer = Buffer(BUFFER_SIZE)
-        if <Py_ssize_t>self.buffer.size - self.end < (rest or RECEIVE_SIZE_MIN):
-            self._make_room(held, rest or RECEIVE_SIZE_MIN)
+        if <Py_ssize_t>self.buffer.size - self.end < more or self._is_huge(held + more):
+            self._make_room(held, more)
         with PyMemoryView_FromMemory(
                 <char *>self.buffer.data + self.end, rest or self.buffer.size - self.end, PyBUF_WRITE) as view:
             got = receive_into(view)
         self.end += got
         return got
 
+    cdef bint _is_huge(self, Py_ssize_t needed) noexcept:
+        """The buffer was made for a large frame, and `needed` is what a new one has."""
+        return self.buffer.size > <size_t>BUFFER_KEPT_SIZE_MAX and needed <= BUFFER_SIZE
+
     cdef int _make_room(self, Py_ssize_t held, Py_ssize_t more) except -1:
         """Behind what is `held`, which begins the buffer from now on."""
         cdef Buffer old = self.buffer
         cdef Buffer buffer = old
-        if old.views:
+        if old.views or self._is_huge(held + more):
             buffer = next((each for each in self.before if not (<Buffer>each).views), None)
             if buffer is not None:
                 self.before.remove(buffer)

@@ -192,22 +192,22 @@ def close_all() -> None:
             _close(idle.pop()[0])
 
 
-def partitions(taken: StreamsConnection, super_stream: str, more: str = "") -> list[str]:
+def partitions(taken: StreamsConnection, options: Options, more: str = "") -> list[str]:
     """A super stream's streams. StreamNotFound with the remedy, which is another one than a stream's."""
     try:
-        return taken.partitions(super_stream)
+        return taken.partitions(options.super_stream)
     except StreamNotFound:
-        if hasattr(taken, "ask"):  # a bucket, which says so itself
+        if not options.endpoints:  # a bucket, which says so itself
             raise
         raise StreamNotFound(
-            f"super stream {super_stream!r} does not exist{more}; `vibemq ctl add_super_stream` makes one"
+            f"super stream {options.super_stream!r} does not exist{more}; `vibemq ctl add_super_stream` makes one"
         ) from None
 
 
 def names(taken: StreamsConnection, options: Options) -> list[str]:
     """The streams that are to be read, as of now."""
     if options.super_stream:
-        return partitions(taken, options.super_stream)
+        return partitions(taken, options)
     if options.pattern:
         return [each.name for each in taken.list_streams() if re.fullmatch(options.pattern, each.name)]
     return list(options.streams)

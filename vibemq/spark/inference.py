@@ -20,7 +20,8 @@ from vibemq.spark.schemas import WORDS
 
 def infer(records: int, options: Mapping[str, Any]) -> types.StructType:
     """See vibemq.spark.infer_schema."""
-    wanted = parse({**{name: str(value) for name, value in options.items()}, "maxBytesPerPartition": "0"})
+    given = {name: str(value) for name, value in options.items() if name.lower() not in ("valueschema", "mode")}
+    wanted = parse({**given, "maxBytesPerPartition": "0"})
     values = pa.schema([pa.field("value", pa.binary(), False)])
     found: types.DataType = types.NullType()
     for each in patiently(wanted, lambda taken: plans.batch(wanted, taken)):
@@ -37,7 +38,7 @@ def infer(records: int, options: Mapping[str, Any]) -> types.StructType:
         names = ", ".join(map(repr, wanted.streams or filter(None, (wanted.super_stream, wanted.pattern))))
         raise ConfigError(
             f"infer_schema: no JSON object with a field is among the first {records} messages of {names}; publish one, "
-            "or say the schema"
+            "or say the schema: option valueSchema, or --schema"
         )
     return _settled(found)
 

@@ -16,10 +16,12 @@ from vibemq.errors import ConfigError
 from vibemq.spark import ranges
 from vibemq.spark.client import Facts, ask, names
 from vibemq.spark.offsets import Positions
-from vibemq.spark.options import ENDS, STARTS, Options
+from vibemq.spark.options import Options
 from vibemq.spark.places import ALL, EARLIEST, Place
 from vibemq.spark.pushdown import Bounds, narrowed
 from vibemq.spark.ranges import Range
+
+NAMES_SAID_MAX = 10  # in an error
 
 
 def parts(wanted: Iterable[Range], has: Mapping[str, Facts]) -> list[Range]:
@@ -72,11 +74,16 @@ def _records_most(options: Options, total: int) -> int:
     return min(filter(None, (options.max_records_per_partition, even)), default=0)
 
 
+def _check_names(named: Iterable[str], has: Mapping[str, Facts], option: str) -> None:
+    for name in named:
+        if name != ALL and name not in has:
+            some = ", ".join(list(has)[:NAMES_SAID_MAX]) + (", ..." if len(has) > NAMES_SAID_MAX else "")
+            raise ConfigError(f"option {option}: {name!r} is no stream that is read; {some or 'none'} is")
+
+
 def starts(options: Options, taken: Any, has: Mapping[str, Facts], default: Place, now_ms: int) -> Positions:
     """Where a new query begins in each stream. ConfigError: an option names a stream that is not there."""
-    for name in options.starting:
-        if name != ALL and name not in has:
-            raise ConfigError(f"{' or '.join(STARTS[::2])}: {name!r} is no stream that is read; {', '.join(has)} are")
+    _check_names(options.starting, has, "startingOffsets or startingOffsetsByTimestamp")
     return {
         stream: ranges.start_position(options, taken, stream, there, default, now_ms) for stream, there in has.items()
     }
@@ -125,9 +132,7 @@ def batch(options: Options, taken: Any, asked: Bounds | None = None) -> list[Ran
 
 def _ends(options: Options, taken: Any, has: Mapping[str, Facts], now_ms: int) -> tuple[dict[str, int], bool]:
     """Where a batch read ends in each stream, and whether one of them is a time."""
-    for name in options.ending:
-        if name != ALL and name not in has:
-            raise ConfigError(f"{' or '.join(ENDS[::2])}: {name!r} is no stream that is read; {', '.join(has)} are")
+    _check_names(options.ending, has, "endingOffsets or endingOffsetsByTimestamp")
     timed = {stream: time_ms for stream in has if (time_ms := options.end_of(stream).time_ms(now_ms)) is not None}
     asked = ask(taken, [WantedRange(stream, timestamp=time_ms) for stream, time_ms in timed.items()]) if timed else {}
     told = {**has, **asked}

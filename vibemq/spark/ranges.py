@@ -92,7 +92,7 @@ def start_position(
     offset = places.resolve(place, has.first, has.next, partial(_offset_of_time, taken, stream, has), now_ms)
     if place.kind == "time" and offset >= has.next and not options.timestamp_strategy_latest:
         raise ConfigError(
-            f"options startingTimestamp and startingOffsetsByTimestamp: stream {stream!r} has no record as young as "
+            f"option startingTimestamp or startingOffsetsByTimestamp: stream {stream!r} has no record as young as "
             f"{place.value} ms; "
             "startingOffsetsByTimestampStrategy=latest begins at the end"
         )

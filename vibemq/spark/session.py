@@ -51,6 +51,14 @@ def register(spark: SparkSession) -> None:
             raise
 
 
+def require_pyspark() -> None:
+    """SetupError: it is not installed."""
+    try:
+        import pyspark.sql  # noqa: F401
+    except ImportError as failed:
+        raise SetupError("pyspark is not installed", hint="pip install 'vibemq[spark-local]'") from failed
+
+
 def local_session(
     name: str = "vibemq",
     *,
@@ -65,10 +73,9 @@ def local_session(
 
     SetupError when pyspark or a Java runtime is missing.
     """
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as failed:
-        raise SetupError("pyspark is not installed", hint="pip install 'vibemq[spark-local]'") from failed
+    require_pyspark()
+    from pyspark.sql import SparkSession
+
     ensure_java()
     # Spark would start whichever python3 is first on PATH; its workers need the packages of this one.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

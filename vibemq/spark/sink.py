@@ -157,7 +157,7 @@ class QueryWriter(Writer, StreamWriter):
     def __init__(self, given: Mapping[str, str], schema: types.StructType, overwrite: bool) -> None:
         if overwrite:
             raise ConfigError("a stream cannot be written anew with each batch: use outputMode('append') or 'update'")
-        if parse(given).txn_app_id:
+        if parse(given).txn_app_id:  # before the broker is asked
             raise ConfigError(
                 "options txnAppId and txnVersion: they are for jobs; a query is known by its checkpoint. Leave them out"
             )

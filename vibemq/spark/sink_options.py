@@ -18,7 +18,7 @@ from vibemq.spark.options import Options, choice, flag, known, number, option, o
 
 #: Options that mean the same as for reading.
 ACCESS = (*reading.ACCESS, "fetchTimeoutMs", "brokerDownTimeoutMs")
-SPARKS = ("checkpointLocation", "queryName", "path")  # Spark hands these on, too: of save and start with a place
+SPARKS = ("checkpointLocation", "queryName", "path")  # Spark adds these; `path` is refused below
 
 TEXTS = (types.StringType, types.BinaryType)
 #: What a column of each name may be; `headers` has a form of its own.

@@ -141,7 +141,8 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.initial: dict[str, Any] | None = None  # Spark asks twice and must hear the same
         self.here: Positions | None = None  # where the next batch begins; Spark before 4.2 does not say
         self.seen: dict[str, Facts] | None = None  # the newest answer of the broker
-        self.frozen: dict[str, Facts] | None = None  # where an AvailableNow run ends
+        self.is_available_now = False
+        self.frozen: dict[str, Facts] | None = None  # where that run ends, once it is known
         self.asked_from: dict[str, int] = {}  # from where on `seen` has limits in bytes
         self.names: list[str] = []  # that are read, when this was looked up
         self.missing: set[str] = set()
@@ -173,6 +174,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
+        self.is_available_now = True
         try:
             self.frozen = patiently(self.options, self._ask)
         except StreamNotFound as gone:  # whether that is data loss, or an error, is told once the start is known
@@ -186,7 +188,9 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._unsaid()
         here = self.here
         nothing_new = start if start is not None else offsets.to_dict(here)
-        tail = self.frozen or self._tail()
+        if self.is_available_now and self.frozen is None:
+            self.frozen = patiently(self.options, self._ask)
+        tail = self._tail() if self.frozen is None else self.frozen
         if tail is None:
             return nothing_new
         if self.frozen and any(name in here and there.next < here[name].offset for name, there in tail.items()):
@@ -216,16 +220,16 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self.options
         least, waiting = options.min_offsets_per_trigger, sum(offsets.backlog(begin, end).values())
         delayed_s = time.monotonic() - self.planned_at
-        if waiting < (least or 0) and not self.frozen and delayed_s < options.max_trigger_delay_ms / 1000:
+        if waiting < (least or 0) and not self.is_available_now and delayed_s < options.max_trigger_delay_ms / 1000:
             return None
         if options.max_offsets_per_trigger is not None:
             end = offsets.limited(begin, end, options.max_offsets_per_trigger)
         if not options.bytes_per_trigger:
             return end
-        is_told = not self.frozen and all(self.asked_from.get(name) == at.offset for name, at in begin.items())
+        is_told = self.frozen is None and all(self.asked_from.get(name) == at.offset for name, at in begin.items())
         has = self.seen if is_told else None
         call = partial(plans.within_bytes, options, begin=begin, end=end, has=has)
-        if self.frozen:  # nothing new would be the end of the query
+        if self.is_available_now:  # nothing new would be the end of the query
             return patiently(options, call)
         return self._try(call)
 
@@ -279,7 +283,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.names = [name for name in self.names if name not in missing]
         if not self.names and self.here is None:
             raise StreamNotFound(
-                f"none of the streams exists that options stream and subscribe name: {', '.join(sorted(missing))}"
+                f"none of the streams exists that option stream or subscribe names: {', '.join(sorted(missing))}"
             )
         if missing - self.missing:
             log.warning("streams that do not exist are read once they do: %s", ", ".join(sorted(missing)))

@@ -71,7 +71,7 @@ def prepare(options: SinkOptions) -> Targets:
             )
         super_stream = options.access.super_stream
         cannot = ", and createStream=true cannot make one: it does not know how many partitions"
-        listed = partitions(taken, super_stream, cannot) if super_stream else list(options.access.streams)
+        listed = partitions(taken, options.access, cannot) if super_stream else list(options.access.streams)
         names = tuple(sorted(listed))
         for name in names:
             if options.create_stream and not super_stream:

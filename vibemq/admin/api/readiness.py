@@ -19,7 +19,7 @@ class Readiness:
         self._clock = clock
         self._lock = threading.Lock()
         self._known_until_s = clock()
-        self._answer: Answer
+        self._answer: Answer  # there once somebody has asked: nothing is known before
 
     def forget(self) -> None:
         """Something has changed: who asks next finds out anew."""

@@ -380,6 +380,7 @@ cdef class Deliveries:
                 return 0
         e = fetch(subscription, fetch_bytes(subscription), True, &got, &header, &f)
         if e != OK:
+            give_back()
             return self._read_failed(subscription, e, &f, core.chunk_bytes(&header) if e == ERR_TRUNCATED else 0)
         if core.reader_enters(at):
             self.helpers.submit_read(telling(at, subscription.stream.log.directory), _told)
@@ -503,7 +504,7 @@ cdef class Deliveries:
         return NOTHING
 
     def _read_ahead(self, Subscription subscription, begin, size):
-        """Let a helper thread bring `size` bytes into the page cache, from so many behind the reader's place on."""
+        """Let a helper thread bring `size` bytes into the page cache, `begin` bytes behind the reader's place."""
         return self._in_helper(
             subscription, ahead(&subscription.reader, subscription.stream.log.directory, begin, size))
 
@@ -555,6 +556,7 @@ cdef class Deliveries:
         self.half_sent = None
         subscription.frame_sent = 0
         if e != OK:
+            give_back()
             raise ConnectionClosed(f"{self.connection.peer}: a chunk that is half sent cannot be read again: "
                                    f"{storage_error(e, &f)}")
         data = scratch.data + CHUNK_HEADER_BYTES + header.bloom_bytes
