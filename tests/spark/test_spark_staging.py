@@ -7,17 +7,20 @@ import itertools
 import random
 import subprocess
 import sys
+import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
+import running
 from spark_brokers import VibeMQ
 from spark_chunks import data_section, simple
 
 from vibemq.client._streams import read_message
-from vibemq.client.streams import Staging, TransactionState
+from vibemq.client.streams import Staging, StreamsConnection, TransactionState
 from vibemq.errors import ConnectionClosed, VibeMQError
 from vibemq.spark import staging
 from vibemq.spark.sink_options import parse
@@ -274,6 +277,40 @@ def test_a_full_broker_slows_a_task_until_there_is_room_or_its_patience_ends(own
     answers = itertools.repeat(TransactionState.FULL)
     with pytest.raises(VibeMQError, match=r"no room.*confirmTimeoutMs.*34 of 32"):
         staging.stage(options, batch_of(there), name(), blocks(range(50)))
+
+
+def test_a_task_waits_while_a_broker_is_full_of_what_another_has_staged(tmp_path, monkeypatch):
+    full, real = threading.Event(), staging.Waiting.wait
+
+    def wait(self, state, holder):
+        if state == TransactionState.FULL and self.batch.application == "second":
+            full.set()
+        real(self, state, holder)
+
+    def megabytes(count):
+        return ((0, simple(data_section(bytes(1_000_000)))) for _ in range(count))
+
+    monkeypatch.setattr(staging.Waiting, "wait", wait)
+    with running.broker(tmp_path, "--set", "transactions.staged_size_max_bytes=1000000", workers=1) as served:
+        options = parse({"endpoints": f"127.0.0.1:{served.port}", "stream": "s", "createStream": "true"})
+        staging.prepare(options)
+        first, second = batch_of("s", application="first"), batch_of("s", application="second")
+        staging.stage(options, first, name(), megabytes(2))
+
+        def is_full():
+            with StreamsConnection.connect("127.0.0.1", served.port) as probe:
+                state = probe.begin_transaction(name(), "probe", 0, "r", ("s",)).state
+                probe.abort_transactions("probe", "r")
+                return state == TransactionState.FULL
+
+        running.wait_until(is_full, "the broker has noticed")  # it adds up twice a second
+        transaction = name()
+        with ThreadPoolExecutor(1) as pool:
+            task = pool.submit(staging.stage, options, second, transaction, megabytes(1))
+            assert full.wait(60) and not task.done()
+            staging.give_up(options, first)
+            assert task.result(60) == 1
+        assert staging.decide(options, second, [(transaction, 1)]).rows == 1
 
 
 def test_an_application_that_the_broker_does_not_take_is_told_at_once(own_broker, there, monkeypatch):

@@ -57,6 +57,9 @@ class Management:
                 hint="--ca-file names the file of the authority that the broker's certificate is from; is it for this "
                 "host name?",
             ) from problem
+        except ssl.SSLError as problem:
+            hint = f"does the broker want a certificate (--certificate, --key)? {_wrong_port()}"
+            raise UserError(f"{self._peer}: the TLS connection failed: {problem}", hint=hint) from problem
         except OSError as problem:
             raise UserError(f"{self._peer}: the broker did not answer: {problem}", hint=_wrong_port()) from problem
         except HTTPException as problem:  # whose words may be the bytes that came

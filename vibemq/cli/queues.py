@@ -279,7 +279,7 @@ def queues_delete(name: str, yes: bool, as_json: bool, broker: Broker) -> None:
         try:
             client.delete_queue(name, missing_ok=is_there)  # who may not is refused, whatever there is
         except QueueNotFound as missing:
-            missing.hint = "`vibemq queues list` shows all."
+            missing.hint = "`vibemq queues list` shows all."  # the client's is for programs
             raise
     say_done(as_json, "queue", name, "deleted")
 
