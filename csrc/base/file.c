@@ -307,34 +307,44 @@ err file_header_check(const char *path, const uint8_t *data, uint64_t size, uint
     return had == version ? OK : fault_set(f, ERR_VERSION, 0, path, 4, version, had);
 }
 
-err file_page_version(const char *path, const void *head, size_t size, uint32_t magic, uint32_t known, struct fault *f)
+uint32_t file_page_check(uint32_t magic, uint32_t version)
 {
-    uint32_t words[2];
-    if (size < sizeof words) return OK;
-    memcpy(words, head, sizeof words);
-    return words[0] == magic && words[1] != known ? fault_set(f, ERR_VERSION, 0, path, 4, known, words[1]) : OK;
+    uint8_t words[8];
+    bytes_store32(words, magic);
+    bytes_store32(words + 4, version);
+    uint32_t check = crc32_update(0, words, sizeof words);
+    return check ? check : 1;
 }
 
-err file_page_map(const char *path, uint32_t magic, uint32_t version, size_t bytes, bool write, err unfit,
+err file_page_version(const char *path, const void *head, size_t size, const struct file_page_kind *kind, struct fault *f)
+{
+    uint32_t words[2], check;
+    if (size < kind->check_at + sizeof check) return OK;
+    memcpy(words, head, sizeof words);
+    memcpy(&check, (const uint8_t *)head + kind->check_at, sizeof check);
+    if (words[0] != kind->magic || words[1] == kind->version || check != file_page_check(words[0], words[1])) return OK;
+    return fault_set(f, ERR_VERSION, 0, path, 4, kind->version, words[1]);
+}
+
+err file_page_map(const char *path, const struct file_page_kind *kind, size_t bytes, bool write, err unfit,
                   void **memory, uint64_t *inode, struct fault *f)
 {
     int fd;
     struct stat st;
-    uint32_t head[2] = {0};
+    uint32_t head[FILE_PAGE_HEAD_BYTES / 4] = {0};
     size_t got;
     err e = file_open(path, (write ? O_RDWR : O_RDONLY) | O_NOFOLLOW, &fd, f);
     if (e) return e;
     e = file_head(fd, path, head, sizeof head, &got, f);
-    if (!e) e = file_page_version(path, head, got, magic, version, f);
+    if (!e) e = file_page_version(path, head, got, kind, f);
     if (!e) e = file_stat(fd, path, &st, f);
     if (!e && (uint64_t)st.st_size != bytes) e = fault_set(f, unfit, 0, path, 0, bytes, (uint64_t)st.st_size);
+    if (!e && head[0] != kind->magic) e = fault_set(f, unfit, 0, path, 0, kind->magic, head[0]);
+    if (!e && head[1] != kind->version) e = fault_set(f, unfit, 0, path, 4, kind->version, head[1]);
     if (!e) e = file_map(fd, path, bytes, write, memory, f);
     file_close(&fd);
-    if (e) return e;
-    if (inode) *inode = (uint64_t)st.st_ino;
-    if (head[0] == magic) return OK; /* and so it is of this version */
-    sys->munmap(*memory, bytes);
-    return fault_set(f, unfit, 0, path, 0, magic, head[0]);
+    if (!e && inode) *inode = (uint64_t)st.st_ino;
+    return e;
 }
 
 err file_random(void *out, size_t size, struct fault *f)

@@ -85,11 +85,19 @@ void file_header_seal(uint8_t *header, uint32_t bytes, uint32_t magic, uint32_t 
 err file_header_check(const char *path, const uint8_t *data, uint64_t size, uint32_t bytes, uint32_t magic,
                       uint32_t version, struct fault *f);
 
-/* Files that are made to be mapped begin with two words in the machine's own order: magic and version.  ERR_VERSION
- * when `head` has that magic and a version that is not known, whatever the size: another version's may be larger. */
-err file_page_version(const char *path, const void *head, size_t size, uint32_t magic, uint32_t known, struct fault *f);
-/* Open and map such a file, no link.  ERR_VERSION; `unfit` when its magic or size is another; `*inode` may be NULL. */
-err file_page_map(const char *path, uint32_t magic, uint32_t version, size_t bytes, bool write, err unfit,
+/* Files that are made to be mapped begin with two words in the machine's own order: magic and version.  A check of both
+ * lies at `check_at`, where every version keeps it.  It is 0 in files of brokers that wrote none, which knew version 1. */
+struct file_page_kind { uint32_t magic, version, check_at; };
+#define FILE_PAGE_HEAD_BYTES 128u /* holds magic, version and check of every kind */
+
+/* The check of the two words.  It is never 0. */
+uint32_t file_page_check(uint32_t magic, uint32_t version);
+/* ERR_VERSION: `head` has that magic, another version, and the check says that this version was written.  The size of the
+ * file does not matter: a newer version may have a larger one.  OK says nothing of damage. */
+err file_page_version(const char *path, const void *head, size_t size, const struct file_page_kind *kind, struct fault *f);
+/* Open and map such a file, no link.  ERR_VERSION; `unfit` when its magic, version or size is damaged; `*inode` may be
+ * NULL. */
+err file_page_map(const char *path, const struct file_page_kind *kind, size_t bytes, bool write, err unfit,
                   void **memory, uint64_t *inode, struct fault *f);
 
 /* Bytes that nobody can guess (for a seed). */

@@ -19,6 +19,7 @@
 #define SETTLE_GONE_PER_BLOCK 64u
 
 static const char ledger_name[] = "ledger";
+static const struct file_page_kind ledger_kind = {LEDGER_MAGIC, LEDGER_VERSION, LEDGER_HEAD_CHECK_AT};
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
@@ -36,6 +37,7 @@ err ledger_create(const char *directory, uint64_t base, bool sync, struct fault 
     struct ledger_control *c = (struct ledger_control *)page;
     c->magic = LEDGER_MAGIC;
     c->version = LEDGER_VERSION;
+    c->head_check = file_page_check(LEDGER_MAGIC, LEDGER_VERSION);
     atomic_init(&c->base, base);
     atomic_init(&c->next, base);
     atomic_init(&c->departed, base);
@@ -47,19 +49,19 @@ err ledger_create(const char *directory, uint64_t base, bool sync, struct fault 
 
 err ledger_version_check(const char *directory, struct fault *f)
 {
-    uint32_t head[2];
+    uint8_t head[FILE_PAGE_HEAD_BYTES];
     size_t got;
     struct file_path path = file_path_name(directory, ledger_name);
     err e = file_read_head(path.text, head, sizeof head, &got, f);
     if (e) return e == ERR_NOT_FOUND ? OK : e;
-    return file_page_version(path.text, head, got, LEDGER_MAGIC, LEDGER_VERSION, f);
+    return file_page_version(path.text, head, got, &ledger_kind, f);
 }
 
 static err control_map(const char *directory, struct ledger_control **out, struct fault *f)
 {
     void *page;
     struct file_path path = file_path_name(directory, ledger_name);
-    err e = file_page_map(path.text, LEDGER_MAGIC, LEDGER_VERSION, LEDGER_CONTROL_BYTES, true, ERR_CORRUPT, &page,
+    err e = file_page_map(path.text, &ledger_kind, LEDGER_CONTROL_BYTES, true, ERR_CORRUPT, &page,
                           NULL, f);
     if (e) return e;
 

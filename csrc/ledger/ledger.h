@@ -33,6 +33,8 @@
 #ifndef VIBEMQ_LEDGER_LEDGER_H
 #define VIBEMQ_LEDGER_LEDGER_H
 
+#include <stddef.h>
+
 #include "../base/error.h"
 #include "../base/file.h"
 #include "words.h"
@@ -50,7 +52,8 @@
 /* The shared page.  Plain counters are written by the home alone. */
 struct ledger_control {
     uint32_t magic, version;
-    uint8_t reserved[120];
+    uint8_t reserved[116];
+    uint32_t head_check;                     /* file_page_check of magic and version */
     _Alignas(128) _Atomic uint64_t home;     /* who decides: struct ledger_home, packed */
     _Alignas(128) _Atomic uint64_t base;     /* every offset below is settled */
     _Atomic uint64_t next;                   /* from here on there are no entries: never handed out */
@@ -66,6 +69,8 @@ struct ledger_control {
     /* Any worker's: messages that a full queue did not take, and whose publishers were told. */
     _Alignas(128) _Atomic uint64_t refused;
 };
+#define LEDGER_HEAD_CHECK_AT 124u
+_Static_assert(offsetof(struct ledger_control, head_check) == LEDGER_HEAD_CHECK_AT, "newer versions keep it there");
 _Static_assert(sizeof(struct ledger_control) <= LEDGER_CONTROL_BYTES, "the control page is one page");
 
 /* Before any worker lives: nobody is home and nobody consumes, so what was in flight waits again.  What a home works

@@ -47,7 +47,7 @@ static err print_control(struct print *p, uint64_t size)
     if (e) return e;
     const struct ledger_control *c = &page.control;
     say(p, "ledger: magic 0x%08" PRIx32 ", version %" PRIu32 ", %" PRIu64 " bytes", c->magic, c->version, size);
-    if (c->magic == LEDGER_MAGIC && c->version != LEDGER_VERSION)
+    if (c->magic == LEDGER_MAGIC && c->version != LEDGER_VERSION && c->head_check == file_page_check(c->magic, c->version))
         return fault_set(p->f, ERR_VERSION, 0, p->path, 4, LEDGER_VERSION, c->version);
     if (size != sizeof page || c->magic != LEDGER_MAGIC)
         return fault_set(p->f, ERR_CORRUPT, 0, p->path, 0, sizeof page, size);

@@ -69,6 +69,7 @@ static void page_anew(struct recover *r, uint64_t first)
     memset(&r->page, 0, sizeof r->page);
     r->page.control.magic = LEDGER_MAGIC;
     r->page.control.version = LEDGER_VERSION;
+    r->page.control.head_check = file_page_check(LEDGER_MAGIC, LEDGER_VERSION);
     r->base = r->next = first;
 }
 

@@ -14,6 +14,9 @@
 #include "segment.h"
 
 static const char control_name[] = "control";
+const struct file_page_kind control_kind = {CONTROL_MAGIC, CONTROL_VERSION, CONTROL_HEAD_CHECK_AT};
+
+#define WORDS_CHECKED_MAX (1 + 2 * CONTROL_FAILED_MAX) /* the longest record: the failed ranges and their count */
 
 /* ---- the records ---- */
 
@@ -45,22 +48,30 @@ void control_committed(const struct control *c, struct commit *out)
     memcpy(out, words, sizeof *out);
 }
 
+/* The check of words that are believed at a start, as big-endian bytes.  A word of zeros does not pass. */
+static uint64_t words_check(const uint64_t *words, unsigned count)
+{
+    uint8_t bytes[8 * WORDS_CHECKED_MAX];
+    for (unsigned i = 0; i < count; i++) bytes_store64(bytes + 8 * i, words[i]);
+    return (uint64_t)crc32_update(0, bytes, 8 * count) | UINT64_C(1) << 32;
+}
+
+/* The check of the commit slot that sequence number `words[COMMIT_WORDS]` names.  With the number in it, a damaged sequence
+ * does not lead to the slot before, whose record is whole and old. */
+static uint64_t commit_check(const uint64_t words[COMMIT_WORDS + 1]) { return words_check(words, COMMIT_WORDS + 1); }
+
 void control_commit(struct control *c, const struct commit *record)
 {
-    uint64_t words[COMMIT_WORDS];
-    memcpy(words, record, sizeof words);
+    uint64_t words[COMMIT_WORDS + 1];
+    memcpy(words, record, sizeof *record);
+    uint64_t next = atomic_load_explicit(&c->sequence, memory_order_relaxed) + 1;
+    words[COMMIT_WORDS] = next;
+    atomic_store_explicit(&c->commit_checks[next & 1], commit_check(words), memory_order_relaxed);
     record_store(&c->sequence, &c->slots[0][0], COMMIT_WORDS, words);
     DEBUG_CHECK((control_check(c), true));
 }
 
-/* The words are hashed as big-endian bytes, so FORMAT.md has one rule for all records. */
-static uint64_t durable_check(const uint64_t words[DURABLE_WORDS])
-{
-    uint8_t bytes[(DURABLE_WORDS - 1) * 8];
-    for (unsigned i = 0; i < DURABLE_WORDS - 1; i++) bytes_store64(bytes + 8 * i, words[i]);
-    /* A page of zeros must not pass. */
-    return (uint64_t)crc32_update(0, bytes, sizeof bytes) | UINT64_C(1) << 32;
-}
+static uint64_t durable_check(const uint64_t words[DURABLE_WORDS]) { return words_check(words, DURABLE_WORDS - 1); }
 
 void control_durable(const struct control *c, struct durable *out)
 {
@@ -78,6 +89,15 @@ void control_durable_set(struct control *c, const struct durable *record)
 
 /* ---- failed ranges ---- */
 
+static uint64_t failed_check(const struct control *c)
+{
+    uint64_t words[1 + 2 * CONTROL_FAILED_MAX];
+    words[0] = atomic_load_explicit(&c->failed_count, memory_order_relaxed);
+    for (unsigned i = 0; i < 2 * CONTROL_FAILED_MAX; i++)
+        words[1 + i] = atomic_load_explicit(&c->failed[i / 2][i % 2], memory_order_relaxed);
+    return words_check(words, 1 + 2 * CONTROL_FAILED_MAX);
+}
+
 void control_failed_add(struct control *c, uint64_t first, uint64_t next)
 {
     uint64_t count = atomic_load_explicit(&c->failed_count, memory_order_relaxed);
@@ -85,6 +105,7 @@ void control_failed_add(struct control *c, uint64_t first, uint64_t next)
     atomic_store_explicit(&c->failed[count][0], first, memory_order_relaxed);
     atomic_store_explicit(&c->failed[count][1], next, memory_order_relaxed);
     atomic_store_explicit(&c->failed_count, count + 1, memory_order_release);
+    atomic_store_explicit(&c->failed_check, failed_check(c), memory_order_relaxed);
 }
 
 bool control_failed_covers(const struct control *c, uint64_t first, uint64_t next)
@@ -112,16 +133,25 @@ void control_limits_set(struct control *c, const struct log_options *limits)
     atomic_store_explicit(&c->chunk_messages_max, limits->chunk_messages_max, memory_order_relaxed);
 }
 
+static uint64_t fixed_check(const struct control *c)
+{
+    const uint64_t words[] = {c->durability, c->epoch, c->segment_chunks_max};
+    return words_check(words, sizeof words / sizeof words[0]);
+}
+
 /* All but what makes it one of this boot. */
 static void control_fill(struct control *c, const struct control_init *init, uint64_t inode)
 {
     c->magic = CONTROL_MAGIC;
     c->version = CONTROL_VERSION;
+    c->head_check = file_page_check(CONTROL_MAGIC, CONTROL_VERSION);
     c->inode = inode;
     atomic_init(&c->state, CONTROL_LIVE);
     c->durability = init->options.durability;
     c->segment_chunks_max = init->options.segment_chunks_max;
     c->epoch = init->epoch;
+    c->fixed_check = fixed_check(c);
+    atomic_init(&c->failed_check, failed_check(c));
     control_limits_set(c, &init->options);
     atomic_init(&c->first_offset, init->first_offset);
     control_durable_set(c, &init->durable);
@@ -200,7 +230,7 @@ err control_map(const char *directory, bool write, struct control **out, struct 
     void *page;
     uint64_t inode;
     struct file_path path = file_path_name(directory, control_name);
-    err e = file_page_map(path.text, CONTROL_MAGIC, CONTROL_VERSION, CONTROL_BYTES, write, ERR_STALE, &page, &inode, f);
+    err e = file_page_map(path.text, &control_kind, CONTROL_BYTES, write, ERR_STALE, &page, &inode, f);
     /* Missing is stale (recovery makes a new one), unless the directory is missing too. */
     if (e == ERR_NOT_FOUND) {
         e = file_stat_of(directory, &st, f);
@@ -241,20 +271,49 @@ err control_old_read(const char *directory, struct control_old *out, struct faul
     _Alignas(struct control) uint8_t page[CONTROL_BYTES];
     size_t got;
     err e = file_read_head(path.text, page, sizeof page, &got, f);
-    if (!e) e = file_page_version(path.text, page, got, CONTROL_MAGIC, CONTROL_VERSION, f);
+    if (!e) e = file_page_version(path.text, page, got, &control_kind, f);
     if (e || got < sizeof page) return e == ERR_NOT_FOUND ? OK : e;
 
     const struct control *c = (const struct control *)page;
     if (c->magic != CONTROL_MAGIC) return OK;
     if (control_is_deleted(c)) return fault_set(f, ERR_DELETED, 0, path.text, 0, 0, 0);
     old_durable(c, out);
-    out->epoch = c->epoch;
+    bool is_checked = c->fixed_check != 0;
+    if (!is_checked || c->fixed_check == fixed_check(c)) out->epoch = c->epoch;
+    if (is_checked && atomic_load(&c->failed_check) != failed_check(c)) return OK;
     uint64_t count = atomic_load(&c->failed_count);
     out->failed_count = count < CONTROL_FAILED_MAX ? (uint32_t)count : CONTROL_FAILED_MAX;
     for (uint32_t i = 0; i < out->failed_count; i++) {
         out->failed[i][0] = atomic_load(&c->failed[i][0]);
         out->failed[i][1] = atomic_load(&c->failed[i][1]);
     }
+    return OK;
+}
+
+bool control_is_whole(const struct control *c)
+{
+    uint64_t words[COMMIT_WORDS + 1];
+    if (!c->fixed_check) return true;
+    words[COMMIT_WORDS] = atomic_load(&c->sequence);
+    unsigned slot = words[COMMIT_WORDS] & 1;
+    for (unsigned i = 0; i < COMMIT_WORDS; i++) words[i] = atomic_load(&c->slots[slot][i]);
+    if (atomic_load(&c->commit_checks[slot]) != commit_check(words)) return false;
+    slot = atomic_load(&c->durable_sequence) & 1;
+    for (unsigned i = 0; i < DURABLE_WORDS; i++) words[i] = atomic_load(&c->durable_slots[slot][i]);
+    return words[DURABLE_WORDS - 1] == durable_check(words) && c->fixed_check == fixed_check(c) &&
+           atomic_load(&c->failed_check) == failed_check(c);
+}
+
+err control_reset(struct control *c, const char *directory, struct fault *f)
+{
+    struct file_path path = file_path_name(directory, control_name);
+    /* The lock as it lies there says only whether its holder was killed, and damage may say so, too. */
+    if (mutex_init(&c->mutex) < 0 || mutex_init(&c->durable_mutex) < 0)
+        return fault_set(f, ERR_LOCK, 0, path.text, 0, 0, 0);
+    atomic_store(&c->repair_wanted, 1);
+    atomic_store(&c->readers, 0);
+    atomic_store(&c->holders, 0);
+    atomic_store(&c->remote_offset, 0); /* the archiver says it again before anything is confirmed by it */
     return OK;
 }
 

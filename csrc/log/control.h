@@ -13,9 +13,11 @@
 #ifndef VIBEMQ_LOG_CONTROL_H
 #define VIBEMQ_LOG_CONTROL_H
 
-#include "../base/error.h"
+#include "../base/file.h"
 #include "../shm/mutex.h"
 #include "../shm/word.h"
+
+#include <stddef.h>
 
 #define CONTROL_BYTES 4096u
 #define CONTROL_MAGIC 0x564D5143u /* "VMQC" */
@@ -59,6 +61,8 @@ struct control {
     _Atomic uint64_t retention_bytes_max; /* 0: no limit */
     _Atomic uint64_t retention_age_ms_max; /* 0: no limit */
     _Atomic uint32_t chunk_messages_max;   /* of new chunks; 0 (made before it could be set): CHUNK_MESSAGES_MAX */
+    uint32_t head_check;               /* file_page_check of magic and version */
+    uint64_t fixed_check;              /* of durability, epoch and segment_chunks_max; 0: this page has no checks */
     _Alignas(128) struct mutex mutex;  /* guards every append, roll and the tracking table */
     _Alignas(128) _Atomic uint64_t sequence;       /* slot sequence & 1 is the newest whole record */
     _Atomic uint64_t slots[2][COMMIT_WORDS];
@@ -80,7 +84,12 @@ struct control {
      * archiver alone.  The others: how much of what is there stays here as well; 0: no limit. */
     _Alignas(128) _Atomic uint64_t remote_offset;
     _Atomic uint64_t local_bytes_max, local_age_ms_max;
+    _Atomic uint64_t commit_checks[2];             /* of each slot of the commit record and its sequence */
+    _Atomic uint64_t failed_check;                 /* of failed_count and failed */
 };
+#define CONTROL_HEAD_CHECK_AT 84u
+extern const struct file_page_kind control_kind;
+_Static_assert(offsetof(struct control, head_check) == CONTROL_HEAD_CHECK_AT, "newer versions keep it there");
 _Static_assert(sizeof(struct control) <= CONTROL_BYTES, "the control block is one page");
 
 static inline bool control_is_deleted(const struct control *c) { return atomic_load(&c->state) == CONTROL_DELETED; }
@@ -145,6 +154,12 @@ void control_durable_set(struct control *c, const struct durable *record);
 void control_failed_add(struct control *c, uint64_t first, uint64_t next);
 /* Does [first, next) touch such a range? */
 bool control_failed_covers(const struct control *c, uint64_t first, uint64_t next);
+
+/* Do the checks of a page in memory hold?  A page without checks, as older brokers made it, is believed.  Only while no
+ * other process has the log open. */
+bool control_is_whole(const struct control *c);
+/* Before the first process of a broker uses the page: make both locks anew, and forget the processes that used it. */
+err control_reset(struct control *c, const char *directory, struct fault *f);
 
 /* The invariants above; only with the mutex held.  Ends the process when one is broken. */
 void control_check(const struct control *c);

@@ -354,7 +354,7 @@ static err dump_open(struct dump *d, int fd, uint64_t size)
     if (magic == COLD_MAGIC) return dump_cold(d, fd, head, got);
     if (native == TRACKING_MAGIC || native == CONTROL_MAGIC) {
         bool table = native == TRACKING_MAGIC;
-        e = file_page_version(d->path, head, got, native, table ? TRACKING_VERSION : CONTROL_VERSION, d->f);
+        e = file_page_version(d->path, head, got, table ? &tracking_kind : &control_kind, d->f);
         return e ? e : table ? dump_tracking(d, fd, size, false) : dump_control(d, fd, size);
     }
     /* A segment whose header is damaged is known by its name. */

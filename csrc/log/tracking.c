@@ -15,6 +15,7 @@
 #include "segment.h"
 
 static const char tracking_name[] = "tracking";
+const struct file_page_kind tracking_kind = {TRACKING_MAGIC, TRACKING_VERSION, TRACKING_HEAD_CHECK_AT};
 
 #define SNAPSHOT_HEADER_BYTES 20u /* magic, version, segment, count */
 #define SLOT_NONE TRACKING_SLOTS
@@ -25,6 +26,7 @@ void tracking_init(struct tracking *t)
 {
     t->magic = TRACKING_MAGIC;
     t->version = TRACKING_VERSION;
+    t->head_check = file_page_check(TRACKING_MAGIC, TRACKING_VERSION);
 }
 
 err tracking_store(const struct tracking *t, const char *directory, bool sync, struct fault *f)
@@ -47,7 +49,7 @@ err tracking_map(const char *directory, struct tracking **out, struct fault *f)
 {
     void *table;
     struct file_path path = file_path_name(directory, tracking_name);
-    err e = file_page_map(path.text, TRACKING_MAGIC, TRACKING_VERSION, sizeof **out, true, ERR_STALE, &table, NULL, f);
+    err e = file_page_map(path.text, &tracking_kind, sizeof **out, true, ERR_STALE, &table, NULL, f);
     if (e == ERR_NOT_FOUND) return fault_set(f, ERR_STALE, 0, path.text, 0, 0, 0);
     if (!e) *out = table;
     return e;

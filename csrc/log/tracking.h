@@ -13,6 +13,7 @@
 #define VIBEMQ_LOG_TRACKING_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 
 #include "../base/file.h"
 
@@ -30,13 +31,18 @@
 
 struct tracking {
     uint32_t magic, version;
-    uint32_t reserved[14];
+    uint32_t reserved[13];
+    uint32_t head_check;                   /* file_page_check of magic and version */
     _Atomic uint32_t hash[TRACKING_SLOTS]; /* 0: the slot is free */
     uint64_t sequence[TRACKING_SLOTS];     /* highest publishing id */
     uint64_t chunk[TRACKING_SLOTS];        /* id of the newest chunk that named it: the oldest is evicted */
     uint8_t bytes[TRACKING_SLOTS];
     char text[TRACKING_SLOTS][TRACKING_REFERENCE_BYTES_MAX + 1];
 };
+
+#define TRACKING_HEAD_CHECK_AT 60u
+_Static_assert(offsetof(struct tracking, head_check) == TRACKING_HEAD_CHECK_AT, "newer versions keep it there");
+extern const struct file_page_kind tracking_kind;
 
 /* Begin a table in zeroed memory. */
 void tracking_init(struct tracking *t);

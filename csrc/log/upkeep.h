@@ -9,8 +9,8 @@
 
 /* ---- versions ----
  *
- * A file is of another version when its magic is right and, where its header has a check, that is right too, and only
- * the version is not ours.  Anything else with wrong bytes is damaged: recovery knows what to do. */
+ * A file is of another version when its magic is right and its header's check is right too, and only the version is not
+ * ours.  Anything else with wrong bytes is damaged: recovery knows what to do. */
 
 /* All files of a log's directory, before anything is written there.  ERR_VERSION names such a
  * file, its version and ours.  ERR_NOT_FOUND (no such directory), ERR_IO, ERR_NO_MEMORY. */

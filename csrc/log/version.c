@@ -14,25 +14,27 @@
 #include "tracking.h"
 #include "upkeep.h"
 
-#define HEAD_BYTES 64u
+#define HEAD_BYTES FILE_PAGE_HEAD_BYTES
 #define PIECE_BYTES (32u << 10)
+#define SMALLEST_CHECKED_WHOLE_BYTES 16u /* of a tracking snapshot: its header, without a count */
 
-#define MAPPED 0u /* without any check */
+#define MAPPED 0u /* the check of the first two words lies at `check_at` */
 #define CHECKED_WHOLE UINT32_MAX /* the last four bytes of the file are the check of all before them */
 
 static const struct kind {
     const char *name; /* of the only one, or a suffix of those that are numbered */
     uint32_t magic, version;
     uint32_t header_bytes; /* with the check in the last four of them */
+    uint32_t check_at;
 } kinds[] = {
-    {"control", CONTROL_MAGIC, CONTROL_VERSION, MAPPED},
-    {"tracking", TRACKING_MAGIC, TRACKING_VERSION, MAPPED},
-    {"offsets", OFFSETS_MAGIC, OFFSETS_VERSION, OFFSETS_HEADER_BYTES},
-    {SEGMENT_SUFFIX, SEGMENT_MAGIC, SEGMENT_VERSION, SEGMENT_HEADER_BYTES},
-    {INDEX_SUFFIX, INDEX_MAGIC, INDEX_VERSION, INDEX_HEADER_BYTES},
-    {TRACKING_SUFFIX, TRACKING_SNAPSHOT_MAGIC, TRACKING_VERSION, CHECKED_WHOLE},
-    {STUB_SUFFIX, STUB_MAGIC, STUB_VERSION, STUB_BYTES},
-    {COLD_SUFFIX, COLD_MAGIC, COLD_VERSION, COLD_HEADER_BYTES},
+    {"control", CONTROL_MAGIC, CONTROL_VERSION, MAPPED, CONTROL_HEAD_CHECK_AT},
+    {"tracking", TRACKING_MAGIC, TRACKING_VERSION, MAPPED, TRACKING_HEAD_CHECK_AT},
+    {"offsets", OFFSETS_MAGIC, OFFSETS_VERSION, OFFSETS_HEADER_BYTES, 0},
+    {SEGMENT_SUFFIX, SEGMENT_MAGIC, SEGMENT_VERSION, SEGMENT_HEADER_BYTES, 0},
+    {INDEX_SUFFIX, INDEX_MAGIC, INDEX_VERSION, INDEX_HEADER_BYTES, 0},
+    {TRACKING_SUFFIX, TRACKING_SNAPSHOT_MAGIC, TRACKING_VERSION, CHECKED_WHOLE, 0},
+    {STUB_SUFFIX, STUB_MAGIC, STUB_VERSION, STUB_BYTES, 0},
+    {COLD_SUFFIX, COLD_MAGIC, COLD_VERSION, COLD_HEADER_BYTES, 0},
 };
 
 static const struct kind *kind_of(const char *name)
@@ -51,7 +53,7 @@ static err file_check(int fd, const char *path, bool *right, struct fault *f)
     uint32_t crc = 0;
     *right = false;
     err e = file_size(fd, path, &size, f);
-    if (e || size < HEAD_BYTES / 4) return e;
+    if (e || size < SMALLEST_CHECKED_WHOLE_BYTES) return e;
     while (!e && at < size - 4) {
         uint64_t left = size - 4 - at;
         size_t wanted = left < sizeof piece ? (size_t)left : sizeof piece;
@@ -77,7 +79,8 @@ static err check_one(void *context, const char *directory, const char *name, str
     size_t got;
     bool right = false;
     e = file_head(fd, path.text, head, sizeof head, &got, f);
-    if (!e && k->header_bytes == MAPPED) e = file_page_version(path.text, head, got, k->magic, k->version, f);
+    const struct file_page_kind page = {k->magic, k->version, k->check_at};
+    if (!e && k->header_bytes == MAPPED) e = file_page_version(path.text, head, got, &page, f);
     else if (!e && k->header_bytes != CHECKED_WHOLE)
         e = file_header_check(path.text, head, got, k->header_bytes, k->magic, k->version, f);
     else if (!e && bytes_load32(head) == k->magic && bytes_load32(head + 4) != k->version) {

@@ -24,10 +24,12 @@ TEST(a_ledger_is_made_once_and_opened_by_all)
     ledger_close(NULL);
 }
 
+#define OTHER_VERSION UINT64_MAX /* in the place of a position */
+
 TEST(a_page_that_is_not_ours_is_refused)
 {
     static const struct { size_t position; uint64_t value; uint64_t size; } cases[] = {
-        {0, 1, 4096}, {4, 2, 4096}, {0, LEDGER_MAGIC | (uint64_t)LEDGER_VERSION << 32, 4095},
+        {0, 1, 4096}, {4, 2, 4096}, {OTHER_VERSION, 2, 4096}, {0, LEDGER_MAGIC | (uint64_t)LEDGER_VERSION << 32, 4095},
         {0, LEDGER_MAGIC | (uint64_t)LEDGER_VERSION << 32, 0},
         {offsetof(struct ledger_control, next), UINT64_C(1) << 40, 4096}, /* wider than the table may be */
         {offsetof(struct ledger_control, base), UINT64_MAX, 4096},
@@ -38,11 +40,16 @@ TEST(a_page_that_is_not_ours_is_refused)
         EXPECT_OK(ledger_create(d, 0, false, NULL));
         struct file_path path = file_path_name(d, "ledger");
         int fd = open(path.text, O_RDWR);
-        EXPECT(pwrite(fd, &cases[i].value, cases[i].position == 4 ? 4 : 8, (off_t)cases[i].position) > 0);
+        bool is_newer = cases[i].position == OTHER_VERSION;
+        if (is_newer) {
+            uint32_t version = (uint32_t)cases[i].value, check = file_page_check(LEDGER_MAGIC, version);
+            EXPECT_EQ(4, pwrite(fd, &version, 4, 4));
+            EXPECT_EQ(4, pwrite(fd, &check, 4, LEDGER_HEAD_CHECK_AT));
+        } else EXPECT(pwrite(fd, &cases[i].value, cases[i].position == 4 ? 4 : 8, (off_t)cases[i].position) > 0);
         EXPECT_EQ(0, ftruncate(fd, (off_t)cases[i].size));
         close(fd);
         struct fault f;
-        EXPECT_ERR(cases[i].position == 4 ? ERR_VERSION : ERR_CORRUPT, ledger_open(d, &l, &f));
+        EXPECT_ERR(is_newer ? ERR_VERSION : ERR_CORRUPT, ledger_open(d, &l, &f));
         EXPECT(l == NULL);
     }
 }

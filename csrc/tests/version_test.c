@@ -74,7 +74,7 @@ static uint32_t hash_of(const char *directory)
     return crc;
 }
 
-enum check_at { NONE = 0, LAST = -1 };
+enum check_at { LAST = -1 };
 
 /* Make it version 2, with a check that is right. */
 static void raise_version(const char *file, bool big_endian, int check_at)
@@ -83,14 +83,20 @@ static void raise_version(const char *file, bool big_endian, int check_at)
     size_t size = load(file, data, sizeof data), at = check_at == LAST ? size - 4 : (size_t)check_at;
     uint32_t version = 2;
     if (big_endian) bytes_store32(data + 4, version);
-    else memcpy(data + 4, &version, 4);
-    if (check_at != NONE) bytes_store32(data + at, crc32_update(0, data, at));
+    else {
+        uint32_t magic, check;
+        memcpy(&magic, data, 4);
+        memcpy(data + 4, &version, 4);
+        check = file_page_check(magic, version);
+        memcpy(data + check_at, &check, 4);
+    }
+    if (big_endian) bytes_store32(data + at, crc32_update(0, data, at));
     save(file, data, size);
 }
 
 static const struct { const char *name; bool big_endian; int check_at; } files[] = {
-    {"control", false, NONE},
-    {"tracking", false, NONE},
+    {"control", false, CONTROL_HEAD_CHECK_AT},
+    {"tracking", false, TRACKING_HEAD_CHECK_AT},
     {"offsets", true, OFFSETS_HEADER_BYTES - 4},
     {"00000000000000000000.segment", true, SEGMENT_HEADER_BYTES - 4},
     {"00000000000000000025.segment", true, SEGMENT_HEADER_BYTES - 4},
@@ -148,7 +154,7 @@ TEST(what_is_mapped_is_refused_by_who_opens_the_log_whatever_its_size)
             struct log *l;
             struct fault f = {0};
             snprintf(file, sizeof file, "%s/%s", path, files[i].name);
-            raise_version(file, false, NONE);
+            raise_version(file, false, files[i].check_at);
             if (larger) EXPECT_EQ(0, truncate(file, 1 << 18));
             uint32_t before = hash_of(path);
             expect_refused(log_open(path, &l, &f), &f, files[i].name);
@@ -197,7 +203,7 @@ TEST(a_ledger_of_another_version_refuses_who_opens_or_recovers_it)
     EXPECT_OK(ledger_version_check(path, &f));
     EXPECT_OK(ledger_version_check("/nowhere", &f)); /* a stream's log has none */
     snprintf(file, sizeof file, "%s/ledger", path);
-    raise_version(file, false, NONE);
+    raise_version(file, false, LEDGER_HEAD_CHECK_AT);
     for (int larger = 0; larger < 2; larger++) {
         if (larger) EXPECT_EQ(0, truncate(file, 1 << 16));
         uint32_t before = hash_of(path);
@@ -206,6 +212,46 @@ TEST(a_ledger_of_another_version_refuses_who_opens_or_recovers_it)
         expect_refused(ledger_recover(path, 0, 60, &anew, &f), &f, "ledger");
         EXPECT_EQ(before, hash_of(path));
     }
+}
+
+/* Also of a page of a broker that wrote no check. */
+TEST(a_flipped_version_of_what_is_mapped_is_damage_in_any_boot)
+{
+    for (size_t i = 0; i < 2; i++)
+        for (int round = 0; round < 128; round++) {
+            const char *path = make_log();
+            char file[700];
+            struct recovery_report report;
+            struct log *l;
+            struct fault f = {0};
+            uint8_t byte;
+            const uint8_t none[4] = {0};
+            bool other_boot = round / 32 % 2, unchecked = round / 64;
+            snprintf(file, sizeof file, "%s/%s", path, files[i].name);
+            int fd = open(file, O_RDWR);
+            EXPECT_EQ(1, pread(fd, &byte, 1, 4 + round % 32 / 8));
+            byte ^= (uint8_t)(1 << round % 8);
+            EXPECT_EQ(1, pwrite(fd, &byte, 1, 4 + round % 32 / 8));
+            if (unchecked) EXPECT_EQ(4, pwrite(fd, none, 4, files[i].check_at));
+            close(fd);
+            EXPECT_OK(version_check(path, &f));
+            EXPECT_ERR(ERR_STALE, log_open(path, &l, &f));
+            struct sys changed = sys_real;
+            if (other_boot) changed.boot_id = other_boot_id;
+            sys = &changed;
+            EXPECT_OK(recovery_run(path, &options, NULL, &report, &f));
+            EXPECT(report.ran && report.cut_count == 0);
+            REQUIRE_OK(log_open(path, &l, &f));
+            struct help_walk w = {0};
+            help_walk_log(&w, l);
+            EXPECT_EQ(60, w.messages);
+            EXPECT_EQ(0, w.damaged);
+            uint64_t last;
+            EXPECT_OK(log_publisher_sequence(l, "p", 1, &last, &f));
+            EXPECT_EQ(11, last);
+            log_close(l);
+            sys = &sys_real;
+        }
 }
 
 TEST(a_wrong_version_without_a_right_check_is_damage_and_recovers)

@@ -24,23 +24,27 @@ from vibemq.storage.metadata import Metadata
 
 DEADLINE_S = 60
 ORDER = {"little": "<", "big": ">"}[sys.byteorder]
-#: Of each kind of file: its name, the order of its integers, and where its check lies (None: it has none).
+#: Of each kind of file: its name, the order of its integers, and where its check lies.
 FILES = {
-    "control": ("control", ORDER, None),
-    "tracking": ("tracking", ORDER, None),
+    "control": ("control", ORDER, 84),
+    "tracking": ("tracking", ORDER, 60),
     "offsets": ("offsets", ">", 16),
     "segment": (f"{0:020}.segment", ">", 60),
     "index": (f"{0:020}.index", ">", 28),
 }
 
 
-def raise_version(directory: Path, kind: str) -> None:
-    name, order, check_at = FILES[kind]
-    data = bytearray((directory / name).read_bytes())
+LEDGER = ("ledger", ORDER, 124)
+
+
+def raise_version(path: Path, order: str, check_at: int) -> None:
+    data = bytearray(path.read_bytes())
     struct.pack_into(f"{order}I", data, 4, 2)
-    if check_at is not None:
-        struct.pack_into(">I", data, check_at, zlib.crc32(data[:check_at]))
-    (directory / name).write_bytes(data)
+    checked = data[:check_at]
+    if order == ORDER:  # it is mapped, and the check covers magic and version
+        checked = struct.pack(">II", *struct.unpack_from(f"{order}II", data))
+    struct.pack_into(f"{order}I", data, check_at, zlib.crc32(checked))
+    path.write_bytes(data)
 
 
 def bytes_of(directory: Path) -> dict[str, str]:
@@ -97,10 +101,10 @@ def test_a_log_with_one_newer_file_is_refused_untouched_and_the_others_are_serve
         if boot == "another":
             write_in_another_boot(found[name])
         if name in FILES:
-            raise_version(found[name], name)
-    with open(found["ledger"] / "ledger", "r+b") as file:
-        file.seek(4)
-        file.write(struct.pack(f"{ORDER}I", 2))
+            file, order, check_at = FILES[name]
+            raise_version(found[name] / file, order, check_at)
+    file, order, check_at = LEDGER
+    raise_version(found["ledger"] / file, order, check_at)
     before = {name: bytes_of(found[name]) for name in kept}
 
     capfd.readouterr()
@@ -127,10 +131,10 @@ def test_a_log_with_one_newer_file_is_refused_untouched_and_the_others_are_serve
     told = capfd.readouterr().err
     for name, directory in found.items():
         if name in kept:
-            file = directory / (FILES[name][0] if name in FILES else "ledger")
+            path = directory / (FILES[name][0] if name in FILES else "ledger")
             assert bytes_of(directory) == before[name], name
             line = next(line for line in told.splitlines() if f"stream '{name}'" in line and "cannot be used" in line)
-            assert f"{file} at byte 4: version 2, known is version 1" in line
+            assert f"{path} at byte 4: version 2, known is version 1" in line
             assert "start the newer vibemq, or restore the files" in line
 
     for name, files in kept.items():  # somebody has started the newer one, or restored a copy
