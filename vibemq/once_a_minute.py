@@ -2,8 +2,9 @@
 """What may happen for every message or connection, in the log: at once first, then once a minute with the count.
 
 A flood of events must not become a flood of lines: the disk that is full would be filled by saying so.  Everybody may
-use this.  Nothing is kept back for ever: whoever runs a loop calls ``say_due`` now and then (worker, supervisor
-and admin process do), and ``say_rest`` before it ends.
+use this.  ``say_fault`` logs an exception that nobody expected in the same way: a peer may cause it again and again.
+Nothing is kept back for ever: whoever runs a loop calls ``say_due`` now and then (worker, supervisor and admin process
+do), and ``say_rest`` before it ends.
 """
 
 from __future__ import annotations
@@ -55,7 +56,20 @@ class OnceAMinute:
         with self._lock:
             return self._say(subject, message, args, count)
 
-    def _say(self, subject: object, message: str, args: tuple[object, ...], count: int) -> bool:
+    def say_fault(self, problem: BaseException | None, message: str, *args: object) -> bool:
+        """Log an exception that nobody expected; return True when it was logged now.
+
+        The subject is `message` with the exception's type and the place that raised it."""
+        at = None if problem is None else problem.__traceback__
+        while at is not None and at.tb_next is not None:
+            at = at.tb_next
+        place = None if at is None else (at.tb_frame.f_code.co_filename, at.tb_lineno)
+        with self._lock:
+            return self._say((message, type(problem), place), message, args, 1, problem)
+
+    def _say(
+        self, subject: object, message: str, args: tuple[object, ...], count: int, problem: BaseException | None = None
+    ) -> bool:
         now_s = self._clock()
         known = self._subjects.get(subject)
         is_due = known is None or now_s - known.said_s >= MINUTE_S
@@ -73,7 +87,7 @@ class OnceAMinute:
                 return False
         self._subjects.pop(subject, None)
         self._subjects[subject] = _Subject(now_s)
-        self._log(message, f" ({count:,} times)" if count > 1 else "", args)
+        self._log(message, f" ({count:,} times)" if count > 1 else "", args, problem)
         return True
 
     def say_due(self) -> None:
@@ -119,9 +133,9 @@ class OnceAMinute:
         self._others.clear()
         self._log(unsaid.message, since, unsaid.args)
 
-    def _log(self, message: str, more: str, args: tuple[object, ...]) -> None:
+    def _log(self, message: str, more: str, args: tuple[object, ...], problem: BaseException | None = None) -> None:
         named = {"template": message, "event": self._event}
-        self._logger.log(self._level, message + more, *args, extra=named)
+        self._logger.log(self._level, message + more, *args, extra=named, exc_info=problem)
 
     def _say_count(self, known: _Subject, now_s: float) -> None:
         if known.count:

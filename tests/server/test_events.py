@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OPERATORS = ROOT / "examples/monitoring/README.md"
 #: Where the broker's code lies; the clients, Spark and the command line log into other programs' logs.
 PACKAGES = ("access", "admin", "broker", "net", "protocols", "remote", "server", "storage")
-CALL = re.compile(r"(?<![\w.])(?:(log|logger)\.(debug|info|warning|error|exception|log)|([\w.]+)\.say)\(")
+CALL = re.compile(r"(?<![\w.])(?:(log|logger)\.(debug|info|warning|error|exception|log)|([\w.]+)\.say(?:_fault)?)\(")
 REPORTER = re.compile(r"(\w+)(?:, \w*\.?(\w+))? = OnceAMinute\((.*)\)")
 #: What else has a `say`: the audit log, whose lines are events by themselves.
 AUDIT = ("audit", "log")
@@ -160,6 +160,7 @@ def test_what_a_reporter_says_again_has_the_same_name(caplog):
 
 
 def test_a_line_of_json_is_one_line_whatever_peers_say():
+    here = test_a_line_of_json_is_one_line_whatever_peers_say
     try:
         raise ValueError("a\nb")
     except ValueError as problem:
@@ -169,7 +170,8 @@ def test_a_line_of_json_is_one_line_whatever_peers_say():
     text = OneObject().format(record)
     assert text.isascii() and text.isprintable()
     shown = json.loads(text)
-    assert shown["traceback"].endswith("ValueError: a\nb")
+    assert shown["traceback"].startswith("ValueError at ") and shown["traceback"].endswith(" in " + here.__name__)
+    assert "a\\nb" not in text, "the text of an exception may be a peer's"
     assert shown["message"] == "a\n\x1b\u2028\x9b failed"
     rest = {"time": "1970-01-01T00:00:00.007Z", "level": "error", "event": "process_failed"}
     assert rest.items() <= shown.items() and shown["logger"] == "vibemq.server"

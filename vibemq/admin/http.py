@@ -18,6 +18,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from vibemq.access.scopes import TokenAccess
 from vibemq.access.users import GUEST, Authenticator, Verdict, basic_login, bearer_token
@@ -58,8 +59,10 @@ _SHOWN_CHARACTERS_MAX = 500
 _USER_SHOWN_MAX = 255
 
 log = logging.getLogger("vibemq.admin")
+faults = OnceAMinute(log, logging.ERROR)
 refusing = OnceAMinute(log)  # anybody may fail to log in, and must not fill the disk with it
 throttling = OnceAMinute(log)
+malformed = OnceAMinute(log, logging.INFO, event="peer_refused")
 
 
 class Server:
@@ -84,6 +87,8 @@ class Server:
         self._hashing = asyncio.Semaphore(HASH_THREADS_MAX)
         self._failed_logins = 0  # whose answers wait
         self._silent: dict[asyncio.BaseProtocol | None, asyncio.TimerHandle] = {}  # before their first request
+
+        logging.getLogger("aiohttp.server").addFilter(_keep_requests_out)
 
     async def listen(
         self,
@@ -199,8 +204,8 @@ class Server:
         answer: Answer
         try:
             answer = await in_thread(handle, self._api, method, path, caller, request.query, body, reason)
-        except Exception:  # a mistake of ours; the process goes on
-            log.exception("%s %s failed by an error of ours", request.method, path)
+        except Exception as problem:  # a mistake of ours; the process goes on
+            faults.say_fault(problem, "%s %s failed by an error of ours", request.method, path)
             answer = Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})
         if method != "GET" and answer.status < 300 and path != CHANGES:  # which says itself who did what
             log.info("%s %s%s, by %s", method, path, _detail(body), caller.name or "vibemq ctl")
@@ -258,6 +263,17 @@ class Server:
 
 async def _in_thread(threads: Executor, work: Any, *arguments: Any) -> Any:
     return await asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
+
+
+def _keep_requests_out(record: logging.LogRecord) -> bool:
+    """Filter the log of aiohttp: it repeats the bytes of a malformed request, and a password may be among them."""
+    problem = record.exc_info[1] if record.exc_info else None
+    if not isinstance(problem, HttpProcessingError):
+        return True
+    peer = record.args[0] if isinstance(record.args, tuple) and record.args else "unknown"
+    said = "%s: a malformed HTTP request was refused: %s"
+    malformed.say((peer, type(problem)), said, peer, type(problem).__name__)
+    return False
 
 
 class _Refusal(asyncio.Protocol):

@@ -27,13 +27,17 @@ if TYPE_CHECKING:
     from vibemq.broker.parts import Broker
 
 logger = logging.getLogger(__name__)
+limiting = OnceAMinute(logger)
+lacking = OnceAMinute(logger, logging.INFO)
+sending_off = OnceAMinute(logger)
+expiring = OnceAMinute(logger, logging.INFO)
+faults = OnceAMinute(logger, logging.ERROR)
 
 refusing = OnceAMinute(logger)
 closing = OnceAMinute(logger, logging.INFO, event="peer_refused")
 logins = OnceAMinute(logger)  # which operators look for
 
 SUBSCRIPTIONS_MAX = 2048  # of one connection, which all end in one turn when it does: 7 us each
-REFUSALS_LOGGED_MAX = 64  # of one connection: a flood must not fill the disk
 USER_CHARACTERS_LOGGED_MAX = 255
 NO_OPTIONS: Mapping[str, Any] = {}
 
@@ -151,11 +155,11 @@ def check_access(client: Client) -> bool:
     now = access_now(client.broker, client.user, client.access)
     if isinstance(now, Ended):
         if now is Ended.DELETED:
-            logger.warning("%s: user %r was deleted, closed", owner.peer, client.user)
+            sending_off.say(client.user, "%s: user %r was deleted, closed", owner.peer, client.user)
         elif now is Ended.EXPIRED:
             log_expiry(owner.peer, client.user)
         else:
-            logger.warning("%s: came when nobody had to log in, closed", owner.peer)
+            sending_off.say("", "%s: came when nobody had to log in, closed", owner.peer)
         owner.send_off(now)
         return False
     if now is not client.access:
@@ -165,7 +169,7 @@ def check_access(client: Client) -> bool:
 
 
 def log_expiry(peer: str, user: str) -> None:
-    logger.info("%s: the token of user %r has expired, closed", peer, user)
+    expiring.say(user, "%s: the token of user %r has expired, closed", peer, user)
 
 
 def renew(client: Client, access: TokenAccess) -> bool:
@@ -182,7 +186,7 @@ def may(client: Client, operation: Operation, queue: str) -> bool:
     """May it do this with the queue of this name, if there is one?  Nobody has looked; a refusal is in the log."""
     if client.access.may(operation, queue):
         return True
-    log_refusal(client.owner.peer, client.user, operation.name, queue, client.refusals)
+    log_refusal(client.owner.peer, client.user, operation.name, queue)
     return False
 
 
@@ -190,7 +194,7 @@ def has_right(client: Client, right: str, stream: str) -> bool:
     """May it `configure`, `write` or `read` this stream, which is no queue?  A refusal is in the log."""
     if stream_right(client.broker, client.user, client.access, right, stream):
         return True
-    log_refusal(client.owner.peer, client.user, right, stream, client.refusals)
+    log_refusal(client.owner.peer, client.user, right, stream)
     return False
 
 
@@ -212,23 +216,20 @@ def rights_in(broker: Broker, user: str, access: Access | None, vhost: str) -> V
     return access.rights_in(vhost) if known and broker.accesses.of(user) is None else None
 
 
-def log_refusal(peer: str, user: str, right: str, queue: str, refusals: set[tuple[str, str, str]]) -> None:
-    """Once for each thing that a connection may not do; `refusals` are those of the connection so far."""
-    refusal = (user, right, queue)
-    if len(refusals) >= REFUSALS_LOGGED_MAX or refusal in refusals:
-        return
-    refusals.add(refusal)
-    last = "; what else is refused to this connection is not logged" if len(refusals) == REFUSALS_LOGGED_MAX else ""
-    logger.info("%s: user %r lacks the permission %s for %r%s", peer, user, right, queue, last)
+def log_refusal(peer: str, user: str, right: str, queue: str) -> None:
+    """Log once a minute that a user lacks a right for a queue or stream."""
+    lacking.say((user, right, queue), "%s: user %r lacks the permission %s for %r", peer, user, right, queue)
 
 
 def what_failed(peer: str, problem: BaseException) -> str:
     """For the peer whose command the disk, a limit or an error of ours has stopped; the log says more."""
-    if isinstance(problem, LimitExceeded | StorageError):
-        level = logging.WARNING if isinstance(problem, LimitExceeded) else logging.ERROR  # a limit is no fault of ours
-        logger.log(level, "%s: a command failed: %s", peer, problem)
+    if isinstance(problem, LimitExceeded):  # which is no fault of ours
+        limiting.say(type(problem), "%s: a command failed: %s", peer, problem)
         return str(problem)
-    logger.error("%s: a command failed by an error of ours", peer, exc_info=problem)
+    if isinstance(problem, StorageError):
+        faults.say(problem.code, "%s: a command failed: %s", peer, problem)
+        return str(problem)
+    faults.say_fault(problem, "%s: a command failed by an error of ours", peer)
     return "The broker could not do this; its log says why."
 
 

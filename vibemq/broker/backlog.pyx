@@ -32,6 +32,7 @@ from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.log import drop_before
 
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
 failing = OnceAMinute(logger)
 expiring = OnceAMinute(logger, logging.INFO)
 
@@ -528,7 +529,7 @@ cdef class Backlog:
             self.queue.mark()
 
     def letters_failed(self, problem):
-        logger.error("queue %s: while dead-lettering", self.queue.name, exc_info=problem)
+        faults.say_fault(problem, "queue %s: while dead-lettering", self.queue.name)
 
     # ---- the end of a turn ----
 

@@ -25,7 +25,6 @@ cdef class Client:
     cdef readonly object broker       # broker.parts.Broker
     cdef public str user              # "" when nobody had to log in
     cdef public object access         # access.permissions.Access; None: it is not let in yet
-    cdef readonly set refusals        # (user, right, queue) of those in the log
     cdef readonly Py_ssize_t unconfirmed      # messages that wait for a sync
     cdef readonly Py_ssize_t parked_bytes     # of messages that wait for room in full queues
     cdef readonly Py_ssize_t consumers        # its subscriptions, whose acknowledgements may be what makes room

@@ -46,7 +46,7 @@ cdef enum:
 cdef class Client:
     def __init__(self, owner, broker, Py_ssize_t unconfirmed_max):
         self.owner, self.broker, self.unconfirmed_max = owner, broker, unconfirmed_max
-        self.user, self.refusals, self.counted = "", set(), ()
+        self.user, self.counted = "", ()
 
     cdef int count_unconfirmed(self, Py_ssize_t more) except -1:
         """Not read while too much waits for a sync; on at three quarters of the limit."""

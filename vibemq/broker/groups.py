@@ -19,9 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.shm import GroupTable, State
 
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
 
 
 class Consumer(Protocol):
@@ -168,8 +170,8 @@ class Groups:
         joined.asked.append(active)
         try:
             joined.consumer.become(active)
-        except Exception:
-            logger.exception("group %r: a member that cannot be told leaves it", joined.name)
+        except Exception as problem:
+            faults.say_fault(problem, "group %r: a member that cannot be told leaves it", joined.name)
             self.leave(joined.consumer)
 
     def _stopped(self, joined: _Joined) -> None:

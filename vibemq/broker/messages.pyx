@@ -32,8 +32,11 @@ from vibemq.storage.log cimport storage_error
 from vibemq.storage.meters cimport METER_DELIVER_STREAM, Meters
 
 from vibemq.errors import StreamNotFound
+from vibemq.once_a_minute import OnceAMinute
 
 logger = logging.getLogger(__name__)
+malformed = OnceAMinute(logger)
+unreadable = OnceAMinute(logger, logging.ERROR)
 
 cdef enum:
     CHUNKS = 64                    # looked through one by one: a few tens of nanoseconds
@@ -211,7 +214,7 @@ cdef class Messages:
 
         def done(result, error):
             if error is not None:
-                logger.error("while reading ahead: %s", error)
+                unreadable.say("ahead", "while reading ahead: %s", error)
             then()
 
         self.helpers.submit_read(ahead(&place.raw, place.log.directory, 0, READ_AHEAD_BYTES), done)
@@ -222,7 +225,7 @@ cdef class Messages:
 
         def done(result, error):
             if error is not None:
-                logger.error("while unpacking a sub-batch: %s", error)
+                unreadable.say("sub-batch", "while unpacking a sub-batch: %s", type(error).__name__)
             self._keep_unpacked(*place, UNREADABLE if error is not None else result)
             then()
 
@@ -237,7 +240,7 @@ def _unpack(int compression, bytes body, uint32_t size) -> bytes:
     try:
         return _unpacked(compression, body, size)
     except Exception as problem:  # whatever a codec raises for bytes that a peer has written
-        logger.warning("a sub-batch cannot be unpacked: %s", problem)
+        malformed.say("sub-batch", "a sub-batch cannot be unpacked: %s", type(problem).__name__)
         return UNREADABLE
 
 
@@ -485,8 +488,8 @@ cdef class LogReader(StreamUser):
                     passed_over += max(m.size, <uint32_t> PASSED_OVER_BYTES_MIN)
                 if what == UNDELIVERABLE and not self.told:
                     self.told = True
-                    logger.warning("message %d of %s is larger than what %s is sent, and passed over, as all such will be",
-                                   m.offset, self.stream.name, self)
+                    malformed.say(self.stream.name, "message %d of %s is larger than what %s is sent, and passed over, "
+                                  "as all such will be", m.offset, self.stream.name, self)
                 self.left -= 1
                 if self.left == 0:
                     self._end()
@@ -501,12 +504,13 @@ cdef class LogReader(StreamUser):
             elif e == ERR_CORRUPT and m.offset != NOWHERE:
                 # A sub-batch that cannot be unpacked may say that it has 65,535 of them.
                 if m.offset != self.unreadable_end:
-                    logger.error("stream %s: passed over: message %d and those behind it that cannot be read either",
-                                 self.stream.name, m.offset)
+                    unreadable.say((self.stream.name, m.offset), "stream %s: passed over: message %d and those behind it "
+                                   "that cannot be read either", self.stream.name, m.offset)
                 self.unreadable_end = m.offset + 1
                 passed_over += PASSED_OVER_BYTES_MIN
             elif e == ERR_CORRUPT:
-                logger.error("stream %s: passed over: %s", self.stream.name, storage_error(e, &f))
+                problem = storage_error(e, &f)
+                unreadable.say((self.stream.name, str(problem)), "stream %s: passed over: %s", self.stream.name, problem)
                 passed_over = PASSED_OVER_BYTES_PER_TURN
                 e = self.cursor.pass_damage(&f)
                 if e != OK:
@@ -520,7 +524,7 @@ cdef class LogReader(StreamUser):
 
     cdef int _end_unread(self, err e, fault *f) except -1:
         problem = storage_error(e, f)
-        logger.error("stream %s: cannot be read: %s", self.stream.name, problem)
+        unreadable.say((self.stream.name, str(problem)), "stream %s: cannot be read: %s", self.stream.name, problem)
         self._end(problem)
         return 0
 

@@ -29,8 +29,10 @@ from vibemq.storage.shm cimport (
 
 from vibemq.broker.options import options_of
 from vibemq.errors import StorageError
+from vibemq.once_a_minute import OnceAMinute
 
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
 
 cdef enum:
     OVERDUE_BUDGET = 4096    # messages given back in one turn because no acknowledgement came
@@ -558,7 +560,7 @@ cdef class Queue(StreamUser):
         return 0
 
     cdef int failed(self, object problem) except -1:
-        logger.error("queue %s: while telling it of its log", self.name, exc_info=problem)
+        faults.say_fault(problem, "queue %s: while telling it of its log", self.name)
         return 0
 
     def tick(self):

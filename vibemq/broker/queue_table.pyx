@@ -16,6 +16,7 @@ from vibemq.errors import StorageError, StreamNotFound, VibeMQError
 from vibemq.once_a_minute import OnceAMinute
 
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
 failing = OnceAMinute(logger, logging.ERROR)
 altering = OnceAMinute(logger, logging.INFO)
 refusing = OnceAMinute(logger, logging.INFO)
@@ -195,8 +196,8 @@ cdef class QueueTable:
                 try:
                     queue.on_letter(&l)
                     queue.close_if_unused()  # it may have been opened for this letter only
-                except Exception:
-                    logger.exception("queue %s: a letter from worker %d", queue.name, sender)
+                except Exception as problem:
+                    faults.say_fault(problem, "queue %s: a letter from worker %d", queue.name, sender)
         return 0
 
     cdef int seats_changed(self) except -1:
@@ -207,8 +208,8 @@ cdef class QueueTable:
                 if queue.home is not None:
                     queue.home.seats_changed()
                 queue.check_home()
-            except Exception:
-                logger.exception("queue %s: after a worker was replaced", queue.name)
+            except Exception as problem:
+                faults.say_fault(problem, "queue %s: after a worker was replaced", queue.name)
         return 0
 
     cdef int dispatch(self) except -1:
@@ -227,8 +228,8 @@ cdef class QueueTable:
             try:
                 if queue.dispatch():
                     again.append(queue)
-            except Exception:
-                logger.exception("queue %s: while dispatching", queue.name)
+            except Exception as problem:
+                faults.say_fault(problem, "queue %s: while dispatching", queue.name)
         for queue in again:
             queue.mark()
         if self.reports:
@@ -262,5 +263,5 @@ cdef class QueueTable:
         for queue in part:
             try:
                 queue.tick()
-            except Exception:
-                logger.exception("queue %s: while looking after it", queue.name)
+            except Exception as problem:
+                faults.say_fault(problem, "queue %s: while looking after it", queue.name)

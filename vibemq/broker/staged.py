@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vibemq.broker.decisions import Decisions
 from vibemq.config import Config
 from vibemq.errors import StorageError
+from vibemq.once_a_minute import OnceAMinute
 
 if TYPE_CHECKING:
     from vibemq.broker.timers import Timers
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from vibemq.storage.transactions import Application
 
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
 
 OPEN_MAX = 4096  # transactions: a stream each, of 65,536; as many tasks as any cluster runs at once
 USER_PERCENT = 75  # of the limits, for one user: the rest is there for others, whatever one does
@@ -192,6 +194,6 @@ class Upkeep:
 
     def _done(self, _: Any, problem: BaseException | None) -> None:
         if problem is not None:
-            logger.error("transactions cannot be looked after: %s", problem, exc_info=problem)
+            faults.say_fault(problem, "transactions cannot be looked after: %s", problem)
         self.staged.decisions.look_after_queues()
         self.timer.set(time.monotonic_ns() // 1_000_000 + LOOK_EVERY_MS)

@@ -29,6 +29,7 @@ from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.log import housekeep
 
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
 
 GONE = ("ERR_NOT_FOUND", "ERR_DELETED")  # errors of a log that was deleted meanwhile
 
@@ -514,8 +515,8 @@ cdef class StreamTable:
             stream.dirty = False
             try:
                 stream.persist()
-            except Exception:
-                logger.exception("stream %s: while persisting", stream.name)
+            except Exception as problem:
+                faults.say_fault(problem, "stream %s: while persisting", stream.name)
         return 0
 
     cdef int take_news(self) except -1:
@@ -559,5 +560,5 @@ cdef class StreamTable:
         for stream in part:
             try:
                 stream.tick(now_ms)
-            except Exception:
-                logger.exception("stream %s: while looking after it", stream.name)
+            except Exception as problem:
+                faults.say_fault(problem, "stream %s: while looking after it", stream.name)

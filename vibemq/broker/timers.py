@@ -12,10 +12,13 @@ import itertools
 import logging
 from collections.abc import Callable
 
+from vibemq.once_a_minute import OnceAMinute
+
 NEVER = 2**63 - 1
 OVER_MIN = 64  # so many timers that are over may stay in the heap: less is not worth a look at all of it
 
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
 
 
 def _nothing(now_ms: int) -> None:
@@ -105,5 +108,5 @@ class Timers:
         for queued_ms, _, timer in due:
             try:
                 timer.ring(queued_ms, now_ms)
-            except Exception:
-                logger.exception("after a timer")  # one queue's trouble is not the worker's
+            except Exception as problem:
+                faults.say_fault(problem, "after a timer")  # one queue's trouble is not the worker's

@@ -27,6 +27,7 @@ from OpenSSL import SSL, crypto
 from vibemq import openssl
 from vibemq.config import Tls
 from vibemq.errors import ConfigError
+from vibemq.once_a_minute import OnceAMinute
 
 #: What OpenSSL says of a key that is another certificate's, of the same kind and of another.
 _OTHERS_KEY = ("key values mismatch", "key type mismatch", "no certificate assigned")
@@ -53,6 +54,7 @@ _ALTERNATIVES: dict[type[Any], str] = {x509.DNSName: "DNS", x509.RFC822Name: "em
                                        x509.UniformResourceIdentifier: "URI"}  # fmt: skip
 
 logger = logging.getLogger(__name__)
+unreadable = OnceAMinute(logger)
 
 
 class Certificates:
@@ -120,7 +122,9 @@ class Certificates:
         try:
             certificate = connection.get_peer_certificate(as_cryptography=True)
         except ValueError as problem:  # cryptography is stricter than OpenSSL, which has checked it and let it in
-            logger.warning("a client's certificate cannot be read for the names in it: %s", problem)
+            unreadable.say(
+                "names", "a client's certificate cannot be read for the names in it: %s", type(problem).__name__
+            )
             return {"subject": (), "subjectAltName": ()}
         if certificate is None:
             return None

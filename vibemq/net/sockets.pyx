@@ -41,9 +41,12 @@ from vibemq.openssl cimport (
 )
 
 from vibemq.errors import ConnectionClosed, LimitExceeded
+from vibemq.net.hosts import host_of
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.openssl import reason
 
 logger = logging.getLogger(__name__)
+without_tls = OnceAMinute(logger)
 
 cdef extern from "<sys/socket.h>" nogil:
     enum:
@@ -284,7 +287,8 @@ cdef class Tls:
         if n > 0 and not self.begun:
             self.begun = True
             if wire[0] != RECORD_HANDSHAKE:
-                logger.warning("%s: speaks without TLS to the TLS port, closed", self.peer)
+                host = host_of(self.peer.rpartition(":")[0].strip("[]"))
+                without_tls.say(host, "%s: speaks without TLS to the TLS port, closed", self.peer)
                 return -1
         return n
 

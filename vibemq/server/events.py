@@ -69,7 +69,6 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s: a command failed by an error of ours",
         "%s %s failed by an error of ours",
         "%s: hub connection closed by an error of ours",
-        "%s: hub connection closed by an error of ours: %s",
         "hub connection %s: closed by an error of ours",
         "a question of the admin process could not be answered",
         "after a helper thread's work",
@@ -128,7 +127,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "login_refused": (
         "%s: user %.*r may only come from this machine",
         "%s: login refused for user %.*r",
-        "%s: login refused for user %r, %s",
+        "%s: login refused for user %.*r, %s",
         "%s: login of user %.*r over HTTP refused",
         "a token was refused: %s",
         "%s: login with malformed data: %s",
@@ -141,7 +140,6 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "login_impossible": (
         "%s: its login cannot be checked: %s",
         "%s: a login could not be checked",
-        "%s: login could not be checked: %s",
         "user %r cannot log in by challenge, only with the password, over TLS or from this machine, "
         "until the password is set anew: it was imported, or set by an older version",
     ),
@@ -153,7 +151,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s: user %r may not use stream %s any more",
     ),
     "permission_refused": (
-        "%s: user %r lacks the permission %s for %r%s",
+        "%s: user %r lacks the permission %s for %r",
         "%s: user %r may not %s %r",
         "%s: user %r may not see all of super stream %r",
     ),

@@ -13,7 +13,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from vibemq.once_a_minute import OnceAMinute
+
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
 
 Work = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
@@ -68,8 +71,8 @@ class Helpers:
             self.running -= 1
             try:
                 done(result, error)
-            except Exception:
-                logger.exception("after a helper thread's work")
+            except Exception as problem:
+                faults.say_fault(problem, "after a helper thread's work")
 
     def close(self) -> None:
         for pool in self._pools:

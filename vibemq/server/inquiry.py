@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import LimitExceeded, VibeMQError
+from vibemq.once_a_minute import OnceAMinute
 
 if TYPE_CHECKING:
     from vibemq.broker.parts import Broker
@@ -32,6 +33,7 @@ PUBLISHES_MAX = 64  # messages of people whose confirm nobody has asked for yet;
 PIECE_NS_MAX = 500_000  # of the loop's time for one answer: half of the millisecond that nothing may exceed
 
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
 
 
 class Inquiries:
@@ -65,8 +67,8 @@ class Inquiries:
         except VibeMQError as problem:
             head["error"] = str(problem)
         except Exception as problem:  # a mistake of ours: no reason for this worker to end
-            logger.exception("a question of the admin process could not be answered")
-            head["error"] = repr(problem)
+            faults.say_fault(problem, "a question of the admin process could not be answered")
+            head["error"] = type(problem).__name__
         self._send(head, answer)
 
     def _send(self, head: dict[str, object], answer: object) -> None:

@@ -6,6 +6,10 @@ One line means one: line breaks and other control characters inside a message or
 terminal would obey stays text.  A longer line than LINE_CHARACTERS_MAX is cut: names that peers give may be as long
 as their frames.
 
+An exception is logged as its type and the places in code that it passed. Its text and source lines stay out of the
+log, because they may repeat a peer's bytes, a password among them. The text of the broker's own errors is kept: it is
+written for people. Lines of libraries are logged once a minute, without their arguments.
+
 As JSON an event also has its name, which stays the same when its words change (events.py).
 """
 
@@ -15,11 +19,18 @@ import json
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Callable
 
-from vibemq.server.events import event_of
+from vibemq.errors import VibeMQError
+from vibemq.once_a_minute import OnceAMinute
+from vibemq.server.events import OTHER, event_of
 
 LINE_CHARACTERS_MAX = 16 * 1024
+#: Of the places that an exception passed, the innermost: enough to find the mistake, and one screen line each.
+PLACES_MAX = 20
+#: The records of Python's warnings carry their text as an argument, and Python itself writes each once for each place.
+WARNINGS = "py.warnings"
 
 _process = "vibemq"
 #: C0, DEL and C1 of ISO 6429, and the line breaks of Unicode.
@@ -29,6 +40,22 @@ _CONTROLS = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F,
 def _cut(text: str) -> str:
     more = len(text) - LINE_CHARACTERS_MAX
     return f"{text[:LINE_CHARACTERS_MAX]}... and {more} characters more" if more > 0 else text
+
+
+def places_of(problem: BaseException) -> str:
+    """Return the type of an exception and the places in code that it passed, the innermost first.
+
+    The text is added only for the broker's own errors and the operating system's."""
+    kind = type(problem).__name__
+    if isinstance(problem, VibeMQError):
+        kind += f" ({problem})"
+    elif isinstance(problem, OSError) and problem.strerror:
+        kind += f" ({problem.strerror})"
+    frames = traceback.StackSummary.extract(traceback.walk_tb(problem.__traceback__), lookup_lines=False)
+    places = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in reversed(frames)]
+    if len(places) > PLACES_MAX:
+        places[PLACES_MAX:] = [f"{len(places) - PLACES_MAX} more"]
+    return f"{kind} at {', '.join(places)}" if places else kind
 
 
 class OneLine(logging.Formatter):
@@ -43,6 +70,13 @@ class OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         record.who = _process
         return _cut(super().format(record).translate(_CONTROLS))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        return f"{line}: {places_of(record.exc_info[1])}" if record.exc_info and record.exc_info[1] else line
+
+    def formatException(self, _: object) -> str:
+        return ""
 
 
 class OneObject(logging.Formatter):
@@ -60,9 +94,23 @@ class OneObject(logging.Formatter):
             "logger": record.name,
             "message": _cut(record.getMessage()),
         }
-        if record.exc_info:
-            shown["traceback"] = _cut(self.formatException(record.exc_info))
+        if record.exc_info and record.exc_info[1]:
+            shown["traceback"] = _cut(places_of(record.exc_info[1]))
         return json.dumps(shown)  # in ASCII: what a terminal would obey is \u00XX
+
+
+_libraries = OnceAMinute(logging.getLogger(__name__), event=OTHER)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Log each kind of line of a library once a minute, by its first words and its exception's places."""
+    if record.name.partition(".")[0] == "vibemq" or record.name == WARNINGS:
+        return True
+    words = str(record.msg).partition("\n")[0]
+    problem = record.exc_info[1] if record.exc_info else None
+    shown = f"{words}: {places_of(problem)}" if problem is not None else words
+    _libraries.say((record.name, words, type(problem)), "the library %s says: %s", record.name, shown)
+    return False
 
 
 class _Handler(logging.StreamHandler):
@@ -81,6 +129,7 @@ def setup(level: str, form: str = "text") -> None:
     """Send the log of this process, and of those forked from it, to standard error; ``form``: as log.format."""
     handler = _Handler(sys.stderr)
     handler.setFormatter(OneObject() if form == "json" else OneLine())
+    handler.addFilter(_is_ours)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     logging.captureWarnings(True)

@@ -31,6 +31,7 @@ from vibemq.once_a_minute import OnceAMinute, say_due
 from vibemq.server.listeners import BACKLOG
 
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
 
 cdef enum:
     TICK_MS = 500            # heartbeats and deadlines are in seconds
@@ -364,7 +365,7 @@ cdef class Loop:
             what = (host_of(connection.peer_host), type(problem))
             self.says_ended.say(what, "%s: closed: %s", connection.peer, said or "it went away")
         else:
-            logger.error("%s: closed by an error of ours", connection.peer, exc_info=problem)
+            faults.say_fault(problem, "%s: closed by an error of ours", connection.peer)
         self.close(connection)
 
     def close(self, Connection connection):
@@ -378,8 +379,8 @@ cdef class Loop:
             connection.watched = 0
         try:
             connection.close()
-        except Exception:
-            logger.exception("%s: while closing", connection.peer)
+        except Exception as problem:
+            faults.say_fault(problem, "%s: while closing", connection.peer)
         if self.full:
             self.full = False
             self._watch_listeners()

@@ -18,8 +18,10 @@ from vibemq.admin.api.service import Api
 from vibemq.admin.api.shown import shown
 from vibemq.admin.workers import NoAnswer
 from vibemq.broker.arguments import BadArgument
+from vibemq.once_a_minute import OnceAMinute
 
 log = logging.getLogger("vibemq.admin")
+failing = OnceAMinute(log, logging.ERROR)
 
 #: What an error of ours is in HTTP: the first that fits.
 _STATUS: tuple[tuple[tuple[type[Exception], ...], int, str], ...] = (
@@ -52,7 +54,7 @@ def handle(
         for kinds, status, error in _STATUS:
             if isinstance(problem, kinds):
                 return Refused(status, error, str(problem)).answer
-        log.error("%s %s failed: %s", method, path, problem)
+        failing.say((method, type(problem)), "%s %s failed: %s", method, path, problem)
         return Refused(500, "internal_error", str(problem)).answer
 
 

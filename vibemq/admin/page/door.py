@@ -28,6 +28,7 @@ from vibemq.admin.bodies import whole
 from vibemq.admin.page.files import HEADERS, Files
 from vibemq.admin.page.logins import LIFETIME_S, Logins
 from vibemq.admin.where import is_loopback, is_this_machine
+from vibemq.once_a_minute import OnceAMinute
 
 LOGIN_BYTES_MAX = 4096  # of the body of a login
 LOGIN_S = 10.0  # for that body
@@ -36,6 +37,7 @@ _COOKIE = "vibemq"
 _SECURE_COOKIE = "__Host-vibemq"  # a browser takes it over TLS only, and from no other host
 
 log = logging.getLogger("vibemq.admin")
+logins = OnceAMinute(log, logging.INFO)
 
 
 class PageDoor:
@@ -95,7 +97,8 @@ class PageDoor:
         if caller.level < MANAGEMENT:
             raise not_authorised(missing_tag(caller, MANAGEMENT))
         token = await self._in_thread(self._logins.begin, caller.name)
-        log.info("%s: user %r has logged in at the management page", request.remote, caller.name)
+        who = request.remote, caller.name
+        logins.say(who, "%s: user %r has logged in at the management page", *who)
         response = self._told(caller, token)
         is_secure = _is_secure(request)
         response.set_cookie(

@@ -24,6 +24,8 @@ from vibemq.broker.helping import in_helper
 from vibemq.broker.messages import offset_of_word
 from vibemq.broker.options import FAN_OUTS, DeliveryMode, letters_named, options_of
 from vibemq.errors import Refused, StorageError, StreamExists, StreamNotFound
+from vibemq.net.hosts import host_of
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.micromsg2.codec import BadCommand, encode_command, parse_command
 from vibemq.protocols.micromsg2.destinations import Target, check_new, target_of
 from vibemq.protocols.micromsg2.extensions import number_in
@@ -35,13 +37,12 @@ from vibemq.storage.vhosts import DEFAULT_VHOST
 if TYPE_CHECKING:
     from vibemq.protocols.micromsg2.session import Micromsg2Session
 
-logger = logging.getLogger(__name__)
+told = OnceAMinute(logging.getLogger(__name__), logging.INFO)
 
 PREFETCH_AUTO = 4096  # settled as soon as they are sent, so this is only what one turn may write
 LIST_BYTES_MAX = 60_000  # of the destinations in an answer, which has to fit in a COMMAND
 ID_CHARACTERS_MAX = 255  # of a command: they come back, percent-encoded, with the answer
 PEER_TEXT_MAX = 200  # of what a peer says of itself, in the log
-PEER_ERRORS_LOGGED_MAX = 16  # of one connection: a flood must not fill the disk
 
 # ---- ends ----
 
@@ -65,9 +66,8 @@ def refuse_message(session: Micromsg2Session, code: str, text: str) -> None:
 
 def told_error(session: Micromsg2Session, payload: bytes) -> None:
     """The peer has something against us.  If that is the end, it closes."""
-    session.errors_told += 1
-    if session.errors_told <= PEER_ERRORS_LOGGED_MAX:
-        logger.info("%s: the peer says: %.*s", session.peer, PEER_TEXT_MAX, payload.decode(errors="replace"))
+    text = payload.decode(errors="replace")
+    told.say(host_of(session.peer_address), "%s: the peer says: %.*s", session.peer, PEER_TEXT_MAX, text)
 
 
 def say_goodbye(session: Micromsg2Session) -> None:

@@ -143,7 +143,6 @@ cdef class Micromsg2Session(QueueSession):
     cdef public object shake           # handshake.Shake, until the connection is open
     cdef readonly object agreed        # extensions.Agreed, from then on
     cdef public str identity           # what the peer calls itself
-    cdef public int errors_told        # by the peer
     cdef readonly bytes content_type   # of the serializer; None: payloads are opaque
     cdef readonly bint is_sharp        # the peer is SharpMessaging, which reads less than the protocol allows
     cdef readonly uint8_t ack_id, heartbeat_id

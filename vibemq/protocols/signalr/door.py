@@ -19,6 +19,7 @@ from vibemq.broker.admission import enter, leave
 from vibemq.broker.parts import Broker, Door
 from vibemq.config import Config
 from vibemq.net.hosts import host_of
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.signalr import publishing, queues, subscribing  # noqa: F401  they fill METHODS
 from vibemq.protocols.signalr.commands import METHODS
 from vibemq.protocols.signalr.http import without_port
@@ -34,6 +35,7 @@ TOKEN_RANDOM_BYTES = 16  # behind a byte that is the worker
 LOOK_MS = 500
 
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
 
 
 class SignalRDoor(Door):
@@ -106,8 +108,8 @@ class SignalRDoor(Door):
         for hub in [*self._waiting.values(), *self._polling.values()]:
             try:
                 hub.look(now_ms)
-            except Exception:
-                logger.exception("hub connection %s: closed by an error of ours", hub.connection_id)
+            except Exception as problem:
+                faults.say_fault(problem, "hub connection %s: closed by an error of ours", hub.connection_id)
                 self.drop(hub)
         if self.hubs:
             self._timer.set(now_ms + LOOK_MS)

@@ -28,6 +28,7 @@ from vibemq.access.scopes import TokenAccess
 from vibemq.access.users import Verdict, basic_login
 from vibemq.broker.admission import access_of, check_password, log_closing, needs_login, renew, user_without_login
 from vibemq.errors import LimitExceeded, ProtocolError
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.signalr import demo
 from vibemq.protocols.signalr.request import BINARY, JSON, NO_CACHE, TEXT, Headers, Refusal, Request, head_of, parse
 from vibemq.protocols.signalr.spec import LONG_POLLING, NEGOTIATE_VERSION_MAX, SERVER_SENT_EVENTS, WEB_SOCKETS
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from vibemq.protocols.signalr.session import HttpSession
 
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
 
 #: Clients put all that they had to send meanwhile into one POST.
 MESSAGES_PER_BODY = 4
@@ -192,7 +194,7 @@ def _judged(
     session: HttpSession, request: Request, user: str, verdict: Verdict | None, problem: BaseException | None
 ) -> None:
     if problem is not None or verdict is None:
-        logger.error("%s: a login could not be checked", session.peer, exc_info=problem)
+        faults.say_fault(problem, "%s: a login could not be checked", session.peer)
         request.refusal = Refusal(500)
     elif (access := access_of(session, user, verdict)) is not None:
         _let_in(session, request, access.user or user, access)
@@ -394,8 +396,8 @@ def post(session: HttpSession, request: Request) -> bool:
         session.hand_body(hub)
     except (ProtocolError, LimitExceeded) as problem:
         log_closing(session, "body", "hub connection closed: %s", problem)
-    except Exception:
-        logger.exception("%s: hub connection closed by an error of ours", session.peer)
+    except Exception as problem:
+        faults.say_fault(problem, "%s: hub connection closed by an error of ours", session.peer)
     else:
         reply(session, request, 200)
         return True

@@ -37,8 +37,10 @@ from vibemq.protocols.signalr.invocations import Call, Invocations
 from vibemq.protocols.signalr.reconnect import Replay
 from vibemq.protocols.signalr.records import group_decode, value_of
 from vibemq.protocols.signalr.spec import ENCODING_BY_NAME, LONG_POLLING, NOTHING, ErrorCode
+from vibemq.once_a_minute import OnceAMinute
 
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
 
 cdef size_t HANDSHAKE_BYTES_MAX = spec.HANDSHAKE_BYTES_MAX
 
@@ -175,7 +177,7 @@ cdef class HubConnection:
         if isinstance(problem, (ConnectionClosed, LimitExceeded, ProtocolError)):
             self.give_up(f"{problem}.")
             return
-        logger.error("%s: hub connection closed by an error of ours: %s", self.peer, problem, exc_info=problem)
+        faults.say_fault(problem, "%s: hub connection closed by an error of ours", self.peer)
         error = spec.closed_with_error()
         self.queues.timers.timer(lambda _: self.close(error, True, CLOSE_INTERNAL_ERROR)).set(0)
 

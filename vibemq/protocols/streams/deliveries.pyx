@@ -29,8 +29,10 @@ from vibemq.errors import ConnectionClosed, LimitExceeded, StorageError
 from vibemq.protocols.streams.endings import stream_gone, stream_unavailable
 from vibemq.protocols.streams.subscribing import ask_consumer, consumer_left
 from vibemq.storage.cold import ASK_AGAIN_S
+from vibemq.once_a_minute import OnceAMinute
 
 logger = logging.getLogger(__name__)
+unreadable = OnceAMinute(logger, logging.ERROR)
 
 cdef enum:
     FRAMES_PER_SEND = 256              # two pieces each: within the kernel's limit of 1,024
@@ -490,15 +492,16 @@ cdef class Deliveries:
                 return 0
             problem = storage_error(e, &later)
         elif error == ERR_CORRUPT:
-            logger.error("stream %s: a damaged chunk is passed over: %s", subscription.stream.name, problem)
+            where = subscription.stream.name, str(problem)
+            unreadable.say(where, "stream %s: a damaged chunk is passed over: %s", *where)
             e = core.reader_skip_damaged(&subscription.reader, &later)
             if e == OK:
                 return 0
             if e == ERR_END:
                 return NOTHING
             problem = storage_error(e, &later)
-        logger.error("stream %s: cannot be read, its consumer on %s is told: %s", subscription.stream.name,
-                     self.connection.peer, problem)
+        unreadable.say(subscription.stream.name, "stream %s: cannot be read, its consumer on %s is told: %s",
+                       subscription.stream.name, self.connection.peer, problem)
         self.remove(subscription.subscription_id)
         stream_unavailable(self.session, subscription.stream.name)
         return NOTHING
@@ -533,7 +536,8 @@ cdef class Deliveries:
         """Until a helper thread has done `read`, nothing is sent for this subscription."""
         def done(result, error):
             if error is not None:
-                logger.error("stream %s: while reading ahead: %s", (<Subscription> subscription).stream.name, error)
+                name = (<Subscription> subscription).stream.name
+                unreadable.say(name, "stream %s: while reading ahead: %s", name, error)
             self.go_on(subscription)
 
         subscription.cold = True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vibemq.broker.admission import log_closing
 from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.codec import encode_server_frame
 from vibemq.protocols.streams.spec import Code, Key
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
 
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
 
 #: Of our Close, as RabbitMQ numbers it.
 SERVER_CORRELATION_ID = 1
@@ -41,7 +43,7 @@ def internal_error(session: StreamsSession, problem: BaseException) -> None:
     if isinstance(problem, ConnectionClosed | LimitExceeded | ProtocolError):
         session.fail(problem)
         return
-    logger.error("%s: closed by an error of ours", session.peer, exc_info=problem)
+    faults.say_fault(problem, "%s: closed by an error of ours", session.peer)
     close(session, Code.INTERNAL_ERROR, "internal error")
 
 

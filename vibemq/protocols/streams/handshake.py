@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.access.scopes import TokenAccess
 from vibemq.access.users import Verdict
-from vibemq.broker.admission import check_password, enter
+from vibemq.broker.admission import USER_CHARACTERS_LOGGED_MAX, check_password, enter
+from vibemq.net.hosts import host_of
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.streams import sasl
 from vibemq.protocols.streams.codec import encode_response, encode_server_frame
 from vibemq.protocols.streams.endings import fail_later, step_begins
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
 
 logger = logging.getLogger(__name__)
+faults = OnceAMinute(logger, logging.ERROR)
+malformed = OnceAMinute(logger, logging.INFO)
+logins = OnceAMinute(logger)
 
 #: What a login comes to, on the wire.
 VERDICTS = {
@@ -102,11 +107,11 @@ def _prove(session: StreamsSession, request: Any, done: Callable[..., None]) -> 
     try:
         who = sasl.claim(session, request.mechanism, request.data)
     except sasl.Malformed as problem:
-        logger.info("%s: login with malformed data: %s", session.peer, problem)
+        malformed.say(host_of(session.peer_address), "%s: login with malformed data: %s", session.peer, problem)
         done("", Code.SASL_ERROR)
         return
     except sasl.Unusable as problem:
-        logger.warning("%s: its login cannot be checked: %s", session.peer, problem)
+        logins.say(host_of(session.peer_address), "%s: its login cannot be checked: %s", session.peer, problem)
         done("", Code.AUTHENTICATION_FAILURE)
         return
     if who.password is None:
@@ -116,7 +121,7 @@ def _prove(session: StreamsSession, request: Any, done: Callable[..., None]) -> 
 
     def checked(verdict: Any, error: BaseException | None) -> None:
         if error is not None:
-            logger.error("%s: login could not be checked: %s", session.peer, error)
+            faults.say_fault(error, "%s: a login could not be checked", session.peer)
             done(who.user, Code.INTERNAL_ERROR)
         elif isinstance(verdict, TokenAccess):
             done(verdict.user, Code.OK, verdict)
@@ -130,7 +135,8 @@ def _refuse(session: StreamsSession, request: Any, code: Code, user: str = "") -
     """No login, or no more: whatever the connection had, it does nothing any more."""
     session.drop_all()
     if code in DELAYED:
-        logger.warning("%s: login refused for user %r, %s", session.peer, user or session.client.user, code.name)
+        shown = USER_CHARACTERS_LOGGED_MAX, user or session.client.user, code.name
+        logins.say((host_of(session.peer_address), code), "%s: login refused for user %.*r, %s", session.peer, *shown)
         fail_later(session, encode_response(Key.SASL_AUTHENTICATE, request.correlation_id, code))
     else:
         answer(session, Key.SASL_AUTHENTICATE, request, code)
@@ -159,7 +165,7 @@ def open_(session: StreamsSession, request: Any) -> Outcome:
         session.door.leave()
         problem = f"not opened: {why}"
     if problem:
-        logger.warning("%s: virtual host %r %s", session.peer, request.virtual_host, problem)
+        logins.say(host_of(session.peer_address), "%s: virtual host %r %s", session.peer, request.virtual_host, problem)
         fail_later(session, encode_response(Key.OPEN, request.correlation_id, Code.VIRTUAL_HOST_ACCESS_FAILURE))
         return None
     session.counted = True

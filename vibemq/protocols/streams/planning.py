@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.arguments import DURABILITIES
 from vibemq.errors import StorageError
+from vibemq.net.hosts import host_of
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.handshake import advertised
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
 
 logger = logging.getLogger(__name__)
+refusing = OnceAMinute(logger)
 _unusable = OnceAMinute(logger, logging.ERROR)  # a query asks many times a second
 
 NOT_SAID = -1
@@ -46,9 +48,9 @@ def plan_reads(session: StreamsSession, request: Any) -> Outcome:
             return found
         names = found["streams"]
     if len(names) > spec.PLANNED_STREAMS_COUNT_MAX:
-        logger.warning(
-            "%s: PlanReads of %d streams, at most %d at once", session.peer, len(names), spec.PLANNED_STREAMS_COUNT_MAX
-        )
+        said = "%s: PlanReads of %d streams, at most %d at once"
+        most = spec.PLANNED_STREAMS_COUNT_MAX
+        refusing.say(host_of(session.peer_address), said, session.peer, len(names), most)
         return Code.PRECONDITION_FAILED
     store, virtual_host, may_read = session.door.table.metadata, session.virtual_host, session.rights.read
     reference, (host, port) = request.reference.encode(), advertised(session)

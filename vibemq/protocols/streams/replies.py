@@ -24,6 +24,7 @@ from vibemq.errors import (
     StreamExists,
     StreamNotFound,
 )
+from vibemq.net.hosts import host_of
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.codec import encode_response
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
 
 logger = logging.getLogger(__name__)
+lacking = OnceAMinute(logger, logging.INFO)
+refusing = OnceAMinute(logger)
+failing = OnceAMinute(logger, logging.ERROR)
+revoking = OnceAMinute(logger)
 _unusable = OnceAMinute(logger, logging.ERROR)  # a client tries again for as long as it runs
 
 OFFSET_MAX = 2**63 - 1
@@ -102,13 +107,19 @@ def code_of(session: StreamsSession, request: Any, problem: BaseException, failu
         return Code.STREAM_DOES_NOT_EXIST
     if isinstance(problem, StreamExists):
         return Code.STREAM_ALREADY_EXISTS
-    level, code = logging.ERROR, failure
-    if isinstance(problem, BadArgument | LimitExceeded | PreconditionFailed):
-        level = logging.INFO if isinstance(problem, BadArgument) else logging.WARNING
-        code = Code.PRECONDITION_FAILED
     name, subject = type(request).__name__, getattr(request, "stream", request[1])
-    logger.log(level, "%s: %s %s: %s", session.peer, name, subject, problem)
-    return code
+    kind = host_of(session.peer_address), name, type(problem)
+    if isinstance(problem, BadArgument):
+        lacking.say(kind, "%s: %s %s: %s", session.peer, name, subject, problem)
+        return Code.PRECONDITION_FAILED
+    if isinstance(problem, LimitExceeded | PreconditionFailed):
+        refusing.say(kind, "%s: %s %s: %s", session.peer, name, subject, problem)
+        return Code.PRECONDITION_FAILED
+    if isinstance(problem, StorageError | OSError):
+        failing.say(kind, "%s: %s %s: %s", session.peer, name, subject, problem)
+    else:
+        failing.say_fault(problem, "%s: a command failed by an error of ours", session.peer)
+    return failure
 
 
 @contextmanager
@@ -152,7 +163,8 @@ def need(session: StreamsSession, right: str, *names: str) -> None:
     may = getattr(session.rights, right)
     for name in names:
         if not may(name):
-            logger.info("%s: user %r may not %s %r", session.peer, session.client.user, right, name)
+            said = "%s: user %r may not %s %r"
+            lacking.say((session.client.user, right), said, session.peer, session.client.user, right, name)
             raise Refused(Code.ACCESS_REFUSED)
 
 
@@ -181,23 +193,23 @@ def rights_changed(session: StreamsSession) -> bool:
     if access is not None and access.is_over:
         log_expiry(session.peer, user)
     else:
-        logger.warning("%s: virtual host %r is closed to user %r now", session.peer, session.virtual_host, user)
+        revoking.say(user, "%s: virtual host %r is closed to user %r now", session.peer, session.virtual_host, user)
     session.finish()
     return False
 
 
 def revoke(session: StreamsSession) -> None:
     """Take away the publishers and subscriptions whose right is gone, and tell each stream's name once."""
-    rights = session.rights
+    rights, user = session.rights, session.client.user
     lost: dict[str, None] = {}
     for users, may, remove in (
         (session.publishers, rights.write, session.remove_publisher),
         (session.deliveries.by_id, rights.read, session.deliveries.remove),
     ):
-        for number, user in list(users.items()):
-            if not all(map(may, user.used_names)):
+        for number, each in list(users.items()):
+            if not all(map(may, each.used_names)):
                 remove(number)
-                lost[user.stream.name] = None
+                lost[each.stream.name] = None
     for name in lost:
-        logger.warning("%s: user %r may not use stream %s any more", session.peer, session.client.user, name)
+        revoking.say((user, name), "%s: user %r may not use stream %s any more", session.peer, user, name)
         stream_unavailable(session, name)

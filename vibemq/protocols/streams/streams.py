@@ -18,6 +18,7 @@ from vibemq.broker.arguments import stream_arguments
 from vibemq.broker.audit import author
 from vibemq.broker.catalog import checked_name
 from vibemq.errors import StorageError, StreamExists
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.codec import MalformedFrame
 from vibemq.protocols.streams.handshake import advertised
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
 
 logger = logging.getLogger(__name__)
+lacking = OnceAMinute(logger, logging.INFO)
+unreadable = OnceAMinute(logger, logging.ERROR)
 
 OFFSET_NONE_SET = -1
 LOOKUPS_IN_LOOP_MAX = 64  # of streams in one command: some microseconds each, in a loop that may not stop for one ms
@@ -113,7 +116,8 @@ def partitions(session: StreamsSession, request: Any) -> Outcome:
     name, rights = request.super_stream, session.rights
     streams = session.door.table.metadata.partitions(session.virtual_host, name)
     if not all(sees(rights, each) for each in (name, *(streams or ()))):
-        logger.info("%s: user %r may not see all of super stream %r", session.peer, session.client.user, name)
+        said = "%s: user %r may not see all of super stream %r"
+        lacking.say(session.client.user, said, session.peer, session.client.user, name)
         return Code.ACCESS_REFUSED
     return Code.STREAM_DOES_NOT_EXIST if streams is None else {"streams": streams}
 
@@ -134,7 +138,7 @@ def metadata(session: StreamsSession, request: Any) -> Outcome:
         try:
             found = store.find_stream(virtual_host, name)
         except StorageError as problem:
-            logger.error("metadata of stream %s cannot be read: %s", name, problem)
+            unreadable.say(type(problem), "metadata of stream %s cannot be read: %s", name, problem)
             return Code.STREAM_NOT_AVAILABLE
         return Code.STREAM_DOES_NOT_EXIST if found is None else Code.OK
 

@@ -12,6 +12,8 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vibemq.errors import LimitExceeded, PreconditionFailed, StorageError
+from vibemq.net.hosts import host_of
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.codec import encode_server_frame
 from vibemq.protocols.streams.endings import stream_unavailable
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
 
 logger = logging.getLogger(__name__)
+unasked = OnceAMinute(logger, logging.INFO)
+misused = OnceAMinute(logger)
+unreadable = OnceAMinute(logger, logging.ERROR)
 
 #: Of our questions: no client counts its own so far.
 CORRELATION_ID_FIRST = 0x4000_0000
@@ -65,7 +70,8 @@ def _subscribe(session: StreamsSession, stream: Stream, request: Any) -> None:
         if super_stream:  # which of the members of its groups is the active one: its number within the super stream
             partition = session.door.table.metadata.partition_of(session.virtual_host, super_stream, stream.name)
     elif wanted is not None:
-        logger.warning("%s: single-active-consumer is %r, and only 'true' switches it on", session.peer, wanted)
+        said = "%s: single-active-consumer is %r, and only 'true' switches it on"
+        misused.say((host_of(session.peer_address), "group"), said, session.peer, wanted)
     subscription = session.deliveries.add(
         stream, subscription_id, request.offset_type, offset_value(request), request.credit, properties, bool(group)
     )
@@ -108,17 +114,21 @@ def consumer_update(session: StreamsSession, request: Any) -> None:
     """The answer to ask_consumer: where an active consumer goes on, or that it has stopped."""
     question = session.pending.pop(request.correlation_id, None)
     if question is None:
-        logger.info("%s: an answer to no question of ours, %#x", session.peer, request.correlation_id)
+        said = "%s: an answer to no question of ours, %#x"
+        unasked.say(host_of(session.peer_address), said, session.peer, request.correlation_id)
         return
     subscription = question.subscription
     if request.code != Code.OK:
-        logger.warning("%s: ConsumerUpdate answered with %s", session.peer, spec.code_name(request.code))
+        code = spec.code_name(request.code)
+        misused.say((host_of(session.peer_address), code), "%s: ConsumerUpdate answered with %s", session.peer, code)
     asked_again = any(other.subscription is subscription for other in session.pending.values())
     if question.active and not asked_again:  # else it has been told to stop meanwhile
         try:
             session.deliveries.begin(subscription, request.offset_type, offset_value(request))
         except StorageError as problem:
-            logger.error("%s: consumer of %s: %s", session.peer, subscription.stream.name, problem)
+            unreadable.say(
+                subscription.stream.name, "%s: consumer of %s: %s", session.peer, subscription.stream.name, problem
+            )
             session.deliveries.remove(subscription.subscription_id)
             stream_unavailable(session, subscription.stream.name)
             return

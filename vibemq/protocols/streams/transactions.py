@@ -18,6 +18,7 @@ from vibemq.broker.admission import refusal_now
 from vibemq.broker.staged import OPEN_MAX, hold
 from vibemq.broker.transactions import TARGETS_MAX, VERSION_MAX, Result, Run, State
 from vibemq.errors import StorageError, StreamNotFound
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.protocols.streams import spec
 from vibemq.protocols.streams.replies import Later, Outcome, Refused, need
 from vibemq.protocols.streams.spec import Code, TransactionFlag, TransactionState
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
 
 logger = logging.getLogger(__name__)
+unusable = OnceAMinute(logger, logging.ERROR)
+excessive = OnceAMinute(logger)
 
 NAME_SIZE_MAX_BYTES = 255  # of an application and a run: as a stream's
 HOLDER_CHARACTERS_MAX = 1000  # a sentence
@@ -58,7 +61,7 @@ def begin(session: StreamsSession, request: Any) -> Outcome:
         except (StreamNotFound, FileNotFoundError):
             return _told(Result(State.CHANGED, f"transaction {name}, which was thrown away"), sequence=0)
         except (StorageError, OSError) as problem:
-            logger.error("%s: transaction %s cannot be opened: %s", session.peer, name, problem)
+            unusable.say(type(problem), "%s: transaction %s cannot be opened: %s", session.peer, name, problem)
             return Code.STREAM_NOT_AVAILABLE
         return _told(result, sequence=sequence)
 
@@ -110,9 +113,9 @@ def look_at_staged(session: StreamsSession, publisher: Any) -> None:
 
     def told(excess: str | None, problem: BaseException | None) -> None:
         if problem is not None:
-            logger.error("what is staged cannot be looked at: %s", problem)
+            unusable.say(type(problem), "what is staged cannot be looked at: %s", problem)
         elif excess:
-            logger.warning("what is staged is too much: %s", excess)
+            excessive.say("staged", "what is staged is too much: %s", excess)
             publisher.is_full = True
 
     door, user = session.door, session.client.user
