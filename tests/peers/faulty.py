@@ -28,8 +28,21 @@ HEAD_BYTES_MAX = 64 * 1024
 PIECE_BYTES = 64 * 1024
 STOP_S_MAX = 10
 #: What S3 says with a status.
-CODES = {403: "AccessDenied", 409: "ConditionalRequestConflict", 500: "InternalError", 503: "SlowDown"}
-REASONS = {403: "Forbidden", 409: "Conflict", 500: "Internal Server Error", 503: "Slow Down"}
+CODES = {
+    403: "AccessDenied",
+    409: "ConditionalRequestConflict",
+    500: "InternalError",
+    501: "NotImplemented",
+    503: "SlowDown",
+}
+REASONS = {
+    403: "Forbidden",
+    409: "Conflict",
+    500: "Internal Server Error",
+    501: "Not Implemented",
+    503: "Slow Down",
+}
+CONDITION = re.compile(rb"(?i)\r\nif-none-match:[^\r]*")
 NO_BODY = (204, 304)
 
 
@@ -135,6 +148,10 @@ class FaultyStore(Store):
         """Neither forward it nor answer; once the rule is gone, close the connection."""
         return self._add("hang", 0, method, path, times)
 
+    def ignore_conditions(self) -> Rule:
+        """Take away `If-None-Match`, as a store does that does not know it."""
+        return self._add("ignore_conditions", 0, "PUT", "", None)
+
     def watch(self, method: str = "", path: str = "") -> Rule:
         """No trouble: ``met`` counts these requests."""
         return self._add("delay", 0, method, path, None)
@@ -208,7 +225,7 @@ class FaultyStore(Store):
             await writer.drain()
             return
         upstream = await store.opened()
-        upstream.write(request.head)
+        upstream.write(CONDITION.sub(b"", request.head) if kind == "ignore_conditions" else request.head)
         async for piece in body:
             self.sent_bytes += len(piece)
             upstream.write(piece)

@@ -57,7 +57,7 @@ class _Main(Group):
         "man": ("vibemq.cli.shell", "Write a man page for each command."),
         "publish": ("vibemq.cli.publish", "Publish a message, or each line of a file or of a pipe, to a queue."),
         "queues": ("vibemq.cli.queues", "The queues of a broker, wherever it is."),
-        "remote": ("vibemq.cli.remote", "Look into the object store: list, verify, prune."),
+        "remote": ("vibemq.cli.remote", "Look into the object store: list, verify, prune, check."),
         "restore": ("vibemq.cli.backup", "Check a backup, and make a data directory of it."),
         "serve": ("vibemq.cli.serve", "Run the broker until SIGTERM or Ctrl-C."),
         "spark-check": ("vibemq.cli.spark", "Try what Spark needs here, on its executors and of the broker."),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vibemq remote``: looks into the bucket and cleans it, with the broker's configuration and without a broker."""
+"""``vibemq remote``: looks into the bucket, cleans it and tries its store; it needs the configuration and no broker."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ _store_options = options_as(
 
 @click.group()
 def remote() -> None:
-    """Look into the object store: what lies there, whether it is whole, and what nobody needs."""
+    """Look into the object store: what lies there, whether it is whole, and what nobody needs; or try one."""
 
 
 @remote.command("list")
@@ -134,6 +134,30 @@ def remote_prune(is_sure: bool, store: Callable[[], "Bucket"]) -> None:
         click.echo("nothing is superfluous")
     elif not is_sure:
         click.echo("nothing was deleted: --yes does it")
+
+
+@remote.command("check")
+@click.argument("address", metavar="[URL]", required=False)
+@json_option
+@config_option
+@settings_option
+def remote_check(address: str | None, as_json: bool, config_path: str | None, settings: tuple[str, ...]) -> None:
+    """Try each promise that VibeMQ needs of an object store, with objects below probe/ that are deleted again.
+
+    Writes 17 MB. Fails where the store does not keep one: it must not be used then. URL is short for --set
+    remote.url=URL; options and credentials are those of the broker.
+    """
+    from vibemq.remote.probing import check_store
+
+    results = asyncio.run(_within(_store(config_path, settings, address), check_store))
+    if as_json:
+        found = [{"check": one.check, "passed": one.is_passed, "detail": one.detail} for one in results]
+        click.echo(json.dumps(found))
+    else:
+        rows = [(one.check, "pass" if one.is_passed else "FAIL", one.detail) for one in results]
+        _table(("check", "result", "detail"), rows)
+    if not all(one.is_passed for one in results):
+        raise click.exceptions.Exit(1)
 
 
 async def _within(store: Callable[[], "Bucket"], work: Callable[["Bucket"], Any]) -> Any:

@@ -37,6 +37,8 @@ from vibemq.storage.tail import crc32
 #: Of one request; who waits for it has a limit of his own.
 REQUEST_TIMEOUT_S = 30
 CONNECT_TIMEOUT_S = 5
+#: Between two attempts of a bucket that is patient.
+RETRY_S = 1.0
 LIST_TIMEOUT_S = 600  # of all pages: a million names take a minute
 WRITE_TIMEOUT_S = 3600  # of all parts: 3 GB, the largest segment, in that time are 7 Mbit/s; each part is a request
 #: Within obstore, for what may be repeated without a thought; beyond that whoever asked decides.
@@ -54,6 +56,11 @@ CLIENT_OPTIONS = {"allow_http", "allow_invalid_certificates", "connect_timeout",
 #: own; who has no credentials at all asks for some at an address that only a machine of a cloud reaches.
 DENIED = re.compile(r"status code: 40[13]\b|//169\.254\.169\.254/|Permission denied \(os|Read-only file system")
 FULL = re.compile(r"status code: 507\b|No space left on device|Disk quota exceeded|<Code>\w*(Quota|StorageFull)\w*<")
+#: S3 servers without conditional requests (Backblaze B2) say 501; file systems without hard links refuse the link.
+UNSUPPORTED = re.compile(
+    r"status code: 501\b|<Code>NotImplemented<|not yet implemented by|"
+    r"Operation not (permitted|supported) \(os|Function not implemented \(os"
+)
 NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)<|specified bucket does not exist")
 WRITES = ("create", "write", "write beside")
 WRITE_TRIED_AGAIN_S = 120.0  # or whoever wanted it has given up: no answer within its time, and a pause
@@ -63,6 +70,7 @@ ADVICE_FULL = "make room in the store, or raise its quota"
 ADVICE_ELSEWHERE = (
     "is the file system mounted there? Nothing is confirmed before the folder is that of this broker again"
 )
+ADVICE_UNSUPPORTED = "choose another store: `vibemq remote check URL` tests one"
 ADVICE_NO_BUCKET = "create the bucket, or name another one in remote.url"
 
 log = logging.getLogger("vibemq.remote")
@@ -79,6 +87,10 @@ class Missing(RemoteError):
 
 class Away(RemoteError):
     """The store did not answer, or could not just now: the same request may succeed later."""
+
+
+class Unsupported(RemoteError):
+    """The store cannot do such a request, now or later."""
 
 
 class Listed(NamedTuple):
@@ -123,8 +135,12 @@ class Counts:
 class Bucket:
     """One store with its prefix.  For one event loop."""
 
-    def __init__(self, config: Remote) -> None:
+    #: A request that fails with Away is made again for so long; 0: its caller decides.
+    patience_s = 0.0
+
+    def __init__(self, config: Remote, patience_s: float = 0.0) -> None:
         """Raises SetupError where obstore is not installed, ConfigError for a URL that is none."""
+        self.patience_s = patience_s
         try:
             self._obstore = importlib.import_module("obstore")
             stores = importlib.import_module("obstore.store")
@@ -206,12 +222,27 @@ class Bucket:
     async def _ask(
         self, what: str, key: str, request: Callable[[], Awaitable[Result]], limit_s: float | None = None
     ) -> Result:
-        try:
-            result = await asyncio.wait_for(request(), limit_s or REQUEST_TIMEOUT_S * (RETRIES + 1))
-        except Exception as problem:
-            raise self._problem(what, key, problem) from None
-        self._answered(what)
-        return result
+        async def asked() -> Result:
+            try:
+                result = await asyncio.wait_for(request(), limit_s or REQUEST_TIMEOUT_S * (RETRIES + 1))
+            except Exception as problem:
+                raise self._problem(what, key, problem) from None
+            self._answered(what)
+            return result
+
+        return await (asked() if what == "write" else self._patiently(asked))  # the parts of a write come only once
+
+    async def _patiently(self, asked: Callable[[], Awaitable[Result]]) -> Result:
+        """Repeat a request that the store did not answer, for `patience_s`; each may take effect more than once."""
+        deadline_s = asyncio.get_running_loop().time() + self.patience_s
+        while True:
+            try:
+                return await asked()
+            except Away as problem:
+                if asyncio.get_running_loop().time() >= deadline_s:
+                    raise
+                log.warning("the object store does not answer yet: %s", problem)
+            await asyncio.sleep(RETRY_S)
 
     def _answered(self, what: str) -> None:
         self.counts.answered(what, asyncio.get_running_loop().time())
@@ -225,6 +256,8 @@ class Bucket:
             return Missing(f"object {key} does not exist in {self.url}") if is_missing else _taken(key)
         if not has_bucket:
             advice = ADVICE_NO_BUCKET
+        elif isinstance(problem, kinds.NotSupportedError) or UNSUPPORTED.search(said):
+            advice = ADVICE_UNSUPPORTED
         elif isinstance(problem, kinds.PermissionDeniedError | kinds.UnauthenticatedError) or DENIED.search(said):
             advice = ADVICE_DENIED
         else:
@@ -236,7 +269,7 @@ class Bucket:
         text = f"cannot {what} {key} in {self.url}: {said}"
         if advice in (ADVICE_AWAY, ADVICE_FULL):
             return Away(text, hint=f"it is tried again; {advice}")
-        return RemoteError(text, hint=advice)
+        return (Unsupported if advice == ADVICE_UNSUPPORTED else RemoteError)(text, hint=advice)
 
     # ---- writing ----
 
@@ -426,6 +459,9 @@ class Bucket:
 
     async def listed(self, prefix: str, after: str = "") -> list[Listed]:
         """What is there below a prefix, by key; keys behind ``after`` only."""
+        return await self._patiently(lambda: self._listed(prefix, after))
+
+    async def _listed(self, prefix: str, after: str) -> list[Listed]:
         self.counts.lists += 1
         found: list[Listed] = []
         try:

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlparse
 from vibemq.config import Remote
 from vibemq.errors import RemoteError, UserError, VibeMQError
 from vibemq.remote.bucket import Bucket, Listed
-from vibemq.remote.objects import FORMAT_KEY, Kind, Place, from_json, read_place
+from vibemq.remote.objects import FORMAT_KEY, PROBE_PREFIX, Kind, Place, from_json, read_place
 from vibemq.remote.opening import catch_up, newest_snapshot, restore_metadata
 from vibemq.remote.stubs import history
 from vibemq.storage.metadata import Metadata
@@ -47,9 +47,13 @@ class Contents:
     sealed: dict[str, int] = field(default_factory=dict)  # by broker: all epochs before this one are
     write_ahead: dict[str, dict[int, dict[int, Listed]]] = field(default_factory=dict)  # by broker, epoch, number
     places: dict[str, dict[Place, dict[str, Listed]]] = field(default_factory=dict)  # by incarnation; by suffix
+    probes: list[Listed] = field(default_factory=list)  # of starts that still run, or were killed
     strange: list[Listed] = field(default_factory=list)  # of no name that is ours
 
     def add(self, found: Listed) -> None:
+        if found.key.startswith(PROBE_PREFIX):
+            self.probes.append(found)
+            return
         kind = self._place(found)
         if kind is None:
             self.strange.append(found)

@@ -31,6 +31,7 @@ class Kind(IntEnum):
     SEGMENT = 6
     INDEX = 7
     TRACKING = 8
+    PROBE = 9
 
 
 class Trailer(NamedTuple):
@@ -122,6 +123,7 @@ def to_json(**fields: object) -> bytes:
 # ---- names ----
 
 FORMAT_KEY = "format"
+PROBE_PREFIX = "probe/"  # objects that a start makes to try the store, and deletes
 _PLACE = re.compile(
     r"streams/([0-9a-f]{16})/([0-9]{20})-([0-9]{20})-([0-9]{8})-([0-9a-f]{8})-([0-9]{13})-([0-9]{13})"
     r"\.(segment|index|tracking)"

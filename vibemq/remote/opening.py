@@ -25,6 +25,7 @@ from vibemq.remote.asking import change_body
 from vibemq.remote.bucket import Bucket, Missing, Taken
 from vibemq.remote.epochs import Epochs, Outdated
 from vibemq.remote.objects import FORMAT_KEY, Damaged, Kind, change_key, from_json, snapshot_key, to_json
+from vibemq.remote.probing import prove_create_only
 from vibemq.remote.restoring import HARMED, restore_logs
 from vibemq.storage.changes import Changes, NumberTaken
 from vibemq.storage.metadata import Metadata, restore
@@ -48,8 +49,8 @@ async def open_bucket(config: Config, require: Callable[[Metadata], None], make:
     ``require`` is shown the metadata that the broker would begin with, before this takes the place of another broker,
     and raises where it may not.  ``make`` changes what is missing of it, afterwards.
     """
-    bucket = Bucket(config.remote)
-    cluster = await _patiently(bucket)
+    bucket = Bucket(config.remote, ANSWER_TIMEOUT_S)
+    cluster, is_proven = await _patiently(bucket)
     path = os.path.join(config.data_path, "meta.db")
     metadata = Metadata(path)
     goes_on = await _own(config, bucket, cluster, metadata, path, require)
@@ -59,6 +60,8 @@ async def open_bucket(config: Config, require: Callable[[Metadata], None], make:
             await epochs.check_newest()  # what others changed is nothing to one that may not go on
         await catch_up(bucket, metadata)  # users may be newer than a snapshot, or than what a killed broker committed
         require(metadata)
+        if not is_proven:  # and not before: a start that is refused writes nothing
+            await prove_create_only(bucket)
         epoch = await epochs.take(goes_on)
     except Outdated as problem:
         raise Superseded(str(problem), hint=problem.hint) from None
@@ -100,14 +103,21 @@ async def _make(bucket: Bucket, metadata: Metadata, make: Callable[[Metadata], N
     await asyncio.to_thread(work)
 
 
-async def _patiently(bucket: Bucket) -> str:
-    """The cluster that the bucket belongs to; an empty one gets a number.  Raises RemoteError."""
+async def _patiently(bucket: Bucket) -> tuple[str, bool]:
+    """Return the cluster of the bucket, and whether the store has just proved that it creates an object only once.
+
+    An empty bucket gets a cluster, once that is proved.  Raises RemoteError, Unfit.
+    """
     deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+    is_proven = False
     while True:
         try:
             try:
-                return await bucket.cluster()
+                return await bucket.cluster(), is_proven
             except Missing:
+                if not is_proven:
+                    await prove_create_only(bucket)
+                    is_proven = True
                 await bucket.create(FORMAT_KEY, Kind.FORMAT, to_json(cluster=secrets.token_hex(8)))
         except Taken:
             continue  # somebody else has just made it

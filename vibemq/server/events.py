@@ -361,6 +361,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "remote_not_deleted": (
         "what is superfluous in the object store is not deleted yet: %s",
         "what is below %s of a deleted stream stays: `vibemq remote prune` deletes it: %s",
+        "probe objects below %s stay in the bucket: %s",
     ),
     "remote_not_compared": ("%s is not compared with the object store: %s",),
     "remote_object_lost": (
