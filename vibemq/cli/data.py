@@ -73,6 +73,7 @@ class DataDir:
     def __init__(self, config_path: str | None, data_dir: str | None) -> None:
         self._config_path = config_path
         self._data_dir = data_dir
+        self._is_looked_at = False  # the database, before this process used it
 
     @functools.cached_property
     def config(self) -> Config:
@@ -134,12 +135,17 @@ class DataDir:
 
     def _metadata(self) -> Metadata:
         from vibemq.remote.asking import publisher
-        from vibemq.server.datadir import metadata_path, require_unserved
+        from vibemq.server.datadir import boot_id, is_served, metadata_path, require_unserved
         from vibemq.storage.metadata import Metadata
 
         metadata = Metadata(metadata_path(self.path))
         metadata.publish = publisher(self.path)
         metadata.before_upgrade = functools.partial(require_unserved, self.path)
+        if not self._is_looked_at and not is_served(self.path):
+            metadata.require_whole(boot_id())
+            if os.path.exists(metadata.path):
+                metadata.require_access()
+        self._is_looked_at = True
         return metadata
 
     # ---- the broker ----

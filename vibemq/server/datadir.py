@@ -46,6 +46,28 @@ def require_proc() -> None:
         )
 
 
+def boot_id() -> str:
+    """What tells one boot of this machine from another.  Raises SetupError."""
+    require_proc()
+    with open(BOOT_ID, encoding="ascii") as file:
+        return file.read().strip()
+
+
+def is_served(path: str) -> bool:
+    """Does a broker serve from this directory?"""
+    try:
+        fd = os.open(f"{path}/lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False  # no broker ever has, or this account may not look
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def prepare(path: str) -> None:
     """Make the directory and its folder of streams, mode 0700.  Raises SetupError."""
     if os.path.exists(f"{path}/{BACKUP}"):
@@ -118,18 +140,12 @@ def acquire(path: str) -> int:
 
 def require_unserved(path: str) -> None:
     """Before a tool changes the schema of the database.  Raises SetupError: an older broker serves from it."""
-    with contextlib.suppress(FileNotFoundError):  # no broker ever has
-        fd = os.open(f"{path}/lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SetupError(
-                f"{metadata_path(path)} is of an older version than this `vibemq`, and a broker serves from it; "
-                "nothing was changed",
-                hint="use the commands of the version that serves, or start the broker again with this one",
-            ) from None
-        finally:
-            os.close(fd)
+    if is_served(path):
+        raise SetupError(
+            f"{metadata_path(path)} is of an older version than this `vibemq`, and a broker serves from it; "
+            "nothing was changed",
+            hint="use the commands of the version that serves, or start the broker again with this one",
+        )
 
 
 def identify(path: str) -> None:

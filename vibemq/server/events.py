@@ -99,6 +99,9 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "rates cannot be measured, by an error of ours: %r",
         "it was raised here",
     ),
+    "metadata_kept_open": ("%s is open in another process: no digest of it is kept",),
+    "metadata_log_not_emptied": ("the write-ahead log of the metadata is not emptied: %s",),
+    "metadata_check_damaged": ("%s: copy %d of %d in it is damaged",),
     "disk_space_unknown": ("free space at %s cannot be asked: %s",),
     "reserve_used": ("the disk is full: the reserve is being used, %d bytes of it are left",),
     "reserve_not_filled": (

@@ -31,7 +31,7 @@ from vibemq.broker.alarms import Conditions, MemoryWatch
 from vibemq.broker.disk import Reserve
 from vibemq.broker.limits import ROWS
 from vibemq.config import WORKERS_MAX, Config, OAuth, Tls
-from vibemq.errors import ConfigError, VibeMQError
+from vibemq.errors import ConfigError, StorageError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import datadir, handover, housekeeping, listeners, logs
 from vibemq.server.context import DEPOSED, Context, Run, World, seats
@@ -152,7 +152,9 @@ class Supervisor:
             with_http = self.admin_run is not None and self.config.admin.enabled
             self.certificates = Certificates(self.config.tls, with_http=with_http)  # while root may read the key
             self.certificates_said_s = time.monotonic()
-        metadata = Metadata(datadir.metadata_path(self.data_dir))
+        metadata, boot = Metadata(datadir.metadata_path(self.data_dir)), datadir.boot_id()
+        metadata.require_whole(boot, is_restorable=bool(self.config.remote.url))
+        metadata.begin_serving(boot)
         self._bind()  # before the bucket is opened, which deposes whoever has these ports and the same bucket
         if self.config.remote.url:  # which looks at the users as soon as it knows which, and then deposes others
             self.epoch = open_bucket(self.config, self._require_users, self._make_superuser)
@@ -170,9 +172,20 @@ class Supervisor:
         self._share()
         self._watch_signals()
         try:
-            return self._run()
+            code = self._run()
         finally:
             signal.set_wakeup_fd(-1)  # a signal that comes now finds nobody at the other end
+        self._rest(metadata)
+        log.info("stopped")
+        return code
+
+    def _rest(self, metadata: Metadata) -> None:
+        """All processes have ended: nothing is to wait in the write-ahead log."""
+        try:
+            if not metadata.rest():
+                log.info("%s is open in another process: no digest of it is kept", metadata.path)
+        except StorageError as problem:
+            log.error("the write-ahead log of the metadata is not emptied: %s", problem)
 
     # ---- prepare ----
 
@@ -186,9 +199,11 @@ class Supervisor:
         return ports
 
     def _require_users(self, metadata: Metadata) -> None:
-        """Raises ConfigError where other machines could come in as guest, or a superuser is wanted and cannot be."""
+        """Raises StorageError where users are not those that were answered, ConfigError where other machines could come
+        in as guest, or a superuser is wanted and cannot be."""
         from vibemq.access.users import lacks_superuser
 
+        metadata.require_access()
         name, password = self.config.native.superuser_name, self.config.native.superuser_password
         makes_one, is_bound = password and lacks_superuser(metadata, name, password), metadata.binding() is not None
         if makes_one and is_bound and not self.config.remote.url:
@@ -410,7 +425,6 @@ class Supervisor:
             self._due(time.monotonic())
             say_due()
         say_rest()
-        log.info("stopped")
         if self.deposed:
             return DEPOSED
         return 1 if self.killed or self.failed else 0

@@ -12,6 +12,8 @@ can delete the write-ahead log under the others.  Who forks closes its connectio
 Durability: commits are atomic always.  A synced one also survives a power cut; others may be
 undone by it.
 
+A file beside it (storage.integrity) says what must be in it: damage and loss are found before anybody is served.
+
 A database may be bound to a bucket (remote/FORMAT.md).  Then each transaction that changes a row is published there, as
 the next one of all brokers, before it is committed here: what is there and not here is applied when that is noticed.
 """
@@ -21,17 +23,18 @@ import sqlite3
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from vibemq.errors import MetadataRace, StorageError
-from vibemq.storage import changes, ownership
+from vibemq.storage import changes, integrity, ownership
 from vibemq.storage.changes import Binding, Changes, NumberTaken
 from vibemq.storage.records import Record, Table
 
 REFUSED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")  # and their kinds, which begin so
 BUSY_TIMEOUT_MS = 10_000  # writers of other processes hold the lock for milliseconds, with a bucket for one PUT
+RESTORE = "restore the data directory from a backup or the bucket"
 RACES_MAX = 8  # against other changes, that one request may lose: each change is rare, so more is no coincidence
 
 Self = TypeVar("Self", bound="Database")
@@ -112,7 +115,12 @@ class Database:
         except BaseException:
             db.close()
             raise
-        self._local.db, self._local.pid, self._local.is_watched = db, os.getpid(), False
+        self._local.db, self._local.pid, self._local.is_watched, self._local.changes_began = (
+            db,
+            os.getpid(),
+            False,
+            False,
+        )
         return db
 
     @contextmanager
@@ -158,6 +166,9 @@ class Database:
             try:
                 db.execute("BEGIN IMMEDIATE")
                 try:
+                    if not self._local.changes_began:
+                        integrity.begin_changes(self.path)
+                        self._local.changes_began = True
                     yield db
                     db.execute("COMMIT")
                 except BaseException:
@@ -257,7 +268,7 @@ class Database:
         Raises StorageError: it is not the next one, or a newer VibeMQ's, or of another past; nothing was changed.
         """
         with self._transaction(synced=False) as db:
-            bound = changes.binding(db)
+            bound, accounts = changes.binding(db), _account_changes(db)
             if bound is None:
                 raise StorageError("ERR_INVALID", f"{self.path}: this data directory belongs to no bucket")
             if number <= bound.number:
@@ -269,7 +280,60 @@ class Database:
             if self._local.is_watched:
                 changes.forget(db)
             db.execute("UPDATE remote SET number = ?", (number,))
+            are_others = _account_changes(db) != accounts
+        if are_others:
+            self._note_access()
         return True
+
+    # ---- is it whole? ----
+
+    def require_whole(self, boot: str, *, is_restorable: bool = False) -> None:
+        """Refuse a database that is damaged, before this process has used it and where no broker serves from it.
+
+        Raises StorageError.  ``boot``: the boot ID.  ``is_restorable``: one that is missing is made of a bucket's.
+        """
+        is_verified = integrity.require_whole(self.path, boot, is_restorable=is_restorable)
+        if is_verified or not os.path.exists(self.path):
+            return
+        try:
+            self._refuse_newer()
+            with closing(self._read_only()) as db:
+                found = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        except sqlite3.Error as problem:
+            raise _storage_error(self.path, problem) from problem
+        if found != "ok":
+            raise StorageError("ERR_CORRUPT", f"{self.path} is damaged: {found}; nothing was changed", hint=RESTORE)
+
+    def require_access(self) -> None:
+        """Refuse users and permissions that are not those that were answered.  Raises StorageError."""
+        integrity.require_access(self.path, *self._access())
+
+    def begin_serving(self, boot: str) -> None:
+        """Record that processes of this boot use it from now on.  Raises StorageError."""
+        integrity.begin_serving(self.path, boot)
+
+    def rest(self) -> bool:
+        """After an orderly stop: all is in one file, whose digest is recorded; False: another process has it open.
+
+        Raises StorageError.
+        """
+        with self._reading() as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.close()
+        return integrity.rest(self.path)
+
+    def _access(self) -> tuple[int, str]:
+        """How often users and permissions were changed, and a digest of them, as of one moment."""
+        with self._reading() as db:
+            db.execute("BEGIN")
+            try:
+                return _account_changes(db), integrity.access_digest(db)
+            finally:
+                db.execute("ROLLBACK")
+
+    def _note_access(self) -> None:
+        """After a change of users or permissions is committed, and before it is answered."""
+        integrity.note_access(self.path, *self._access())
 
     def _refuse_newer(self) -> None:
         """Raises StorageError where the schema is newer than ours, and changes no byte of any file.
@@ -279,15 +343,15 @@ class Database:
         """
         if self._is_ours:
             return
+        with closing(self._read_only()) as db:
+            self._require_known(_schema_version(db))
+        self._is_ours = True
+
+    def _read_only(self) -> sqlite3.Connection:
         has_log = os.path.exists(f"{self.path}-wal") and os.path.getsize(f"{self.path}-wal") > 0
         mode = "mode=ro" if has_log else "mode=ro&immutable=1"
         address = f"file:{urllib.parse.quote(self.path)}?{mode}"
-        db = sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
-        try:
-            self._require_known(_schema_version(db))
-        finally:
-            db.close()
-        self._is_ours = True
+        return sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
 
     def _require_known(self, version: int) -> None:
         if version > len(self._migrations):
@@ -302,6 +366,7 @@ class Database:
         """Bring the schema to this version; several processes may try at once, one does it."""
         db.execute("BEGIN IMMEDIATE")
         try:
+            integrity.begin_changes(self.path)
             version = _schema_version(db)
             self._require_known(version)
             for script in self._migrations[version:]:
@@ -312,6 +377,10 @@ class Database:
         except BaseException:
             db.execute("ROLLBACK")
             raise
+
+
+def _account_changes(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT changes FROM accounts").fetchone()[0])
 
 
 def _schema_version(db: sqlite3.Connection) -> int:
@@ -353,4 +422,5 @@ def _storage_error(path: str, problem: sqlite3.Error) -> StorageError:
         for file, is_directory in (*files, (os.path.dirname(path), True)):
             if refused := ownership.refusal(file, directory=is_directory):
                 return StorageError(code, f"cannot use {path}: {refused.why}", hint=refused.hint)
-    return StorageError(code, f"{path}: {problem}" + (f" ({name})" if name else ""))
+    hint = RESTORE if code == "ERR_CORRUPT" else ""
+    return StorageError(code, f"{path}: {problem}" + (f" ({name})" if name else ""), hint=hint)

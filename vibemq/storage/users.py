@@ -208,8 +208,11 @@ class Users(Database):
         with self._writing(synced=True) as db:
             before = db.total_changes
             yield db
-            if db.total_changes != before:  # else it would be published for nothing
+            is_changed = db.total_changes != before
+            if is_changed:  # else it would be published for nothing
                 db.execute("UPDATE accounts SET changes = changes + 1")
+        if is_changed:
+            self._note_access()
 
 
 def _insert(
