@@ -88,6 +88,36 @@ def test_restarts_and_replays_in_another_order_write_each_row_once(pipeline):
     assert pipeline.written() == list(range(1_500))
 
 
+def test_a_query_is_refused_another_target_under_its_checkpoint(pipeline):
+    pipeline.publish(100)
+    pipeline.run(pipeline.read())
+    pipeline.publish(100)
+    other = f"{pipeline.target}-other"
+    pipeline.broker.publish(other, [])
+    query = pipeline.start(pipeline.read(), stream=other)
+    with pytest.raises(StreamingQueryException, match=f"was written to {pipeline.target}, and .* to go to {other}"):
+        query.awaitTermination(150)
+    assert pipeline.written(other) == []
+    pipeline.run(pipeline.read())
+    assert pipeline.written() == list(range(200))
+
+
+@several_batches
+def test_a_union_that_is_restarted_with_its_sides_swapped_is_refused_and_reads_nothing_twice(pipeline):
+    other = f"{pipeline.source}-other"
+    pipeline.publish(22)
+    pipeline.broker.publish(other, [write_message(b"%d" % at) for at in range(22, 44)])
+    left, right = pipeline.read(), pipeline.read(stream=other)
+    pipeline.run(left.union(right))
+    pipeline.broker.publish(other, [write_message(b"44")])
+    query = pipeline.start(right.union(left))
+    said = f"the checkpoint has positions of '{pipeline.source}', and this source reads '{other}'"
+    with pytest.raises(StreamingQueryException, match=said):
+        query.awaitTermination(150)
+    pipeline.run(left.union(right))
+    assert pipeline.written() == list(range(45))
+
+
 def test_a_batch_that_failed_is_run_again(pipeline):
     pipeline.publish(300)
     pipeline.broker.delete(pipeline.target)

@@ -164,7 +164,7 @@ def test_what_was_given_up_is_not_decided(own_broker, there):
     transaction = name()
     staging.stage(options, batch, transaction, blocks(range(100)))
     staging.give_up(options, batch)
-    with pytest.raises(VibeMQError, match=r"cannot be decided as it was staged"):
+    with pytest.raises(VibeMQError, match=r"cannot be written"):
         staging.decide(options, batch, [(transaction, 2)])
     assert rows_of(own_broker, there) == []
 
@@ -326,5 +326,56 @@ def test_a_target_that_is_made_anew_between_staging_and_commit_is_noticed(own_br
     staging.stage(options, batch, transaction, blocks(range(50)))
     own_broker.delete(there)
     own_broker.publish(there, [])
-    with pytest.raises(VibeMQError, match="cannot be decided as it was staged"):
+    with pytest.raises(VibeMQError, match="cannot be written"):
         staging.decide(options, batch, [(transaction, 1)])
+
+
+# ---- the targets of an application ----
+
+
+def query_of(version, *targets, run=None):
+    return Batch(f"query:{targets[0]}", version, run or uuid.uuid4().hex, targets, keeps_targets=True)
+
+
+def written(broker, batch, numbers):
+    """Stage and decide one batch."""
+    options, transaction = options_of(broker, ",".join(batch.targets)), name()
+    staging.stage(options, batch, transaction, blocks(numbers))
+    staging.decide(options, batch, [(transaction, 1)], last=True)
+
+
+def test_a_query_that_goes_on_with_another_target_is_refused_and_both_are_named(own_broker, there):
+    other = f"{there}-other"
+    own_broker.publish(other, [])
+    batch = query_of(0, there)
+    written(own_broker, batch, range(10))
+    for version in (0, 1):  # the last batch, replayed, and a new one
+        elsewhere = Batch(batch.application, version, uuid.uuid4().hex, (other,), keeps_targets=True)
+        with pytest.raises(VibeMQError, match=rf"was written to {there}, and this one is to go to {other}\."):
+            written(own_broker, elsewhere, range(10, 20))
+    assert rows_of(own_broker, other) == []
+    again = Batch(batch.application, 1, uuid.uuid4().hex, (there,), keeps_targets=True)
+    written(own_broker, again, range(10, 20))
+    assert rows_of(own_broker, there) == list(range(20))
+
+
+def test_targets_may_be_added_to_a_query_and_go_where_they_were_deleted(own_broker, there):
+    other = f"{there}-other"
+    own_broker.publish(other, [])
+    written(own_broker, query_of(0, there), range(10))
+    written(own_broker, query_of(1, there, other), range(10, 20))
+    with pytest.raises(VibeMQError, match=f"was written to {there}, {other}, and this one is to go to {there}"):
+        written(own_broker, query_of(2, there), range(20, 30))
+    own_broker.delete(other)
+    written(own_broker, query_of(2, there), range(20, 30))
+    assert rows_of(own_broker, there) == list(range(30))
+
+
+def test_a_job_may_write_its_next_version_elsewhere_and_not_the_same_one(own_broker, there):
+    other = f"{there}-other"
+    own_broker.publish(other, [])
+    written(own_broker, batch_of(there, 1), range(10))
+    with pytest.raises(VibeMQError, match=f"was written to {there}, and this one is to go to {other}"):
+        written(own_broker, batch_of(other, 1, application=f"app:{there}"), range(10, 20))
+    written(own_broker, batch_of(other, 2, application=f"app:{there}"), range(10, 20))
+    assert rows_of(own_broker, other) == list(range(10, 20))

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spark_fakes import FakeBroker, FakeStream, installed, offsets_of
 
-from vibemq.errors import ConfigError, StreamNotFound
+from vibemq.errors import ConfigError, StreamNotFound, VibeMQError
 from vibemq.spark import plans, source
 from vibemq.spark.offsets import Position
 from vibemq.spark.options import parse
@@ -225,6 +225,45 @@ def test_a_pattern_finds_streams_that_come_later(broker, monkeypatch):
     monkeypatch.setattr(source, "LOOK_UP_SECONDS", 100)
     with pytest.raises(DataLost, match=r"'in\.b'"):
         reader.latestOffset(start, None)
+
+
+# ---- a checkpoint of other streams ----
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({"stream": "a"}, {"stream": "b"}, r"positions of 'a', and this source reads 'b'\. Give each source"),
+        ({"subscribe": "a,b"}, {"subscribe": "b"}, r"positions of 'a', and this source reads 'b'\."),
+        ({"stream": "a"}, {"subscribePattern": "b.*"}, r"positions of 'a', and this source reads .* match 'b\.\*'\."),
+        ({"stream": "a"}, {"superStream": "o"}, r"'a': it is not read any more, .* the partitions of super stream 'o'"),
+    ],
+)
+def test_a_checkpoint_of_streams_that_the_source_does_not_read_is_refused_and_both_are_named(broker, before, now, said):
+    made(broker, "a", "b", count=10)
+    broker.super_streams["o"] = ["b"]
+    first = make("streamReader", startingOffsets="earliest", **before)
+    start = first.initialOffset()
+    end = first.latestOffset(start, None)
+    after = make("streamReader", startingOffsets="earliest", **now)
+    with pytest.raises(VibeMQError, match=said):
+        after.latestOffset(end, None)
+    if "superStream" not in now:  # whose partitions the broker knows, and a batch in the log is read as it was planned
+        with pytest.raises(VibeMQError, match=said):
+            after.partitions(start, end)
+    broker.streams["b"].add(5)
+    lenient = make("streamReader", startingOffsets="earliest", failOnDataLoss="false", **now)
+    assert positions(lenient.latestOffset(end, None)) == {"b": 15}
+
+
+def test_a_stream_that_is_named_later_begins_at_its_first_record(broker):
+    made(broker, "a", "b", count=10)
+    start = make("streamReader", stream="a", startingOffsets="earliest").initialOffset()
+    end = make("streamReader", stream="a").latestOffset(start, None)
+    reader = make("streamReader", subscribe="a,b")
+    further = reader.latestOffset(end, None)
+    assert positions(further) == {"a": 10, "b": 10}
+    assert offsets_of(reader, reader.partitions(end, further)) == list(range(10))
 
 
 # ---- where they begin and end ----

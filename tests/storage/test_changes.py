@@ -554,7 +554,9 @@ def test_a_database_of_before_buckets_keeps_all_it_has(paths, monkeypatch):
     added = {"owner": "", "owner_epoch": 0}
     built_in: dict[str, list] = {"built_in_limits": [], "built_in_creators": []}
     new: dict[str, list] = {"user_limits": [], "vhost_limits": [], "creators": [], **built_in}
-    expected = {**before, **new, "streams": [{**row, **added} for row in before["streams"]]}
+    of_streams = [{**row, **added} for row in before["streams"]]
+    of_applications = [{**row, "targets": "[]"} for row in before["applications"]]
+    expected = {**before, **new, "streams": of_streams, "applications": of_applications}
     assert {name: [dict(sorted(row.items())) for row in rows] for name, rows in dump(metadata).items()} == {
         name: sorted((dict(sorted(row.items())) for row in rows), key=str) for name, rows in expected.items()
     }

@@ -70,6 +70,7 @@ class Run(NamedTuple):
     peer: str
     is_ephemeral: bool
     is_superuser: bool
+    keeps_targets: bool = False  # every batch of the application goes to the streams of the last one, or to more
 
 
 class _Refused(Exception):
@@ -97,7 +98,7 @@ class Transactions:
         draft = there = None
         result = Result(State.OK)
         try:
-            self._let_in(run, version)  # first of all: a batch that is decided needs no room, nor its targets
+            self._let_in(run, version, targets)  # first of all: a decided batch needs no room, nor its targets
             if why := self.staged.excess(run.user):
                 raise _Refused(State.FULL, why)
             found = [self._target(run.virtual_host, target) for target in targets]
@@ -107,7 +108,7 @@ class Transactions:
                 draft = self.metadata.draft_staging(name, arguments, _durability(found))
                 logs.create(draft.directory, **log_options({}, draft.durability, self.config.store.segment_size_bytes))
             with self.metadata.writing():
-                known = self._enter(run, version)
+                known = self._enter(run, version, targets)
                 there = self.metadata.find_stream(STAGING, name)
                 if there is None and draft is not None:
                     self.metadata.add_staging(draft)
@@ -141,11 +142,13 @@ class Transactions:
             raise PreconditionFailed(f"application {known.name!r} is user {known.user!r}'s, and not {run.user!r}'s")
         return known
 
-    def _let_in(self, run: Run, version: int) -> Application | None:
+    def _let_in(self, run: Run, version: int, targets: Sequence[str]) -> Application | None:
         """The application, if there is one and the run may decide this version of it.  Raises _Refused."""
         known = self._known(run)
         if known is None:
             return None
+        if run.keeps_targets or version == known.version:
+            self._require_targets(known, targets)
         if version <= known.version:
             raise _Refused(State.ALREADY, "", known.messages if version == known.version else 0)
         for past, by, peer in known.past:
@@ -158,9 +161,27 @@ class Transactions:
                 raise _Refused(State.BUSY, f"run {known.run} of application {known.name} from {known.peer}")
         return known
 
-    def _enter(self, run: Run, version: int) -> Application:
+    def _require_targets(self, known: Application, targets: Sequence[str]) -> None:
+        """Require the streams of the application's last batch, but for deleted ones; others may be added.
+
+        Rows of a query that goes on elsewhere would be missing here, and a decided batch would be taken for written
+        there.  Raises _Refused.
+        """
+        missing = [name for name in known.targets if name not in targets]
+        if not missing:
+            return
+        all_new = len(missing) == len(known.targets)
+        if all_new or any(self.metadata.find_stream(known.vhost, name) is not None for name in missing):
+            before, now = (", ".join(names) for names in (known.targets, targets))
+            raise _Refused(
+                State.CHANGED,
+                f"batch {known.version} of application {known.name} was written to {before}, and this one is to go to "
+                f"{now}. Write to another target with another checkpoint (or txnAppId)",
+            )
+
+    def _enter(self, run: Run, version: int, targets: Sequence[str]) -> Application:
         """Let the run be its application's, which is made if need be; within ``writing``.  Raises _Refused."""
-        known = self._let_in(run, version)
+        known = self._let_in(run, version, targets)
         if known is None:
             self._make_room_for(run)
             of = run.virtual_host, run.application, run.user
@@ -214,7 +235,7 @@ class Transactions:
     ) -> Decision | None:  # fmt: skip
         """None: there is nothing to append.  With the lock held."""
         self._require_done(run, waiting)
-        self._let_in(run, version)  # before the targets are looked for: they may be gone since
+        self._let_in(run, version, targets)  # before the targets are looked for: they may be gone since
         found = [self._target(run.virtual_host, target) for target in targets]
         for decision, why in waiting:
             for name, incarnation, _ in decision.targets:
@@ -227,7 +248,7 @@ class Transactions:
         places = [[target.name, target.incarnation, _next_number(target)] for target in found]
         is_durable = _durability(found) != "os"
         with self.metadata.writing(synced=is_durable):
-            known = self._enter(run, version)
+            known = self._enter(run, version, targets)
             for target in found:
                 now = self.metadata.find_stream(run.virtual_host, target.name)
                 if now is None or now.incarnation != target.incarnation:
@@ -235,7 +256,8 @@ class Transactions:
             for record in records:
                 if self.metadata.find_stream(STAGING, record.name) != record:
                     raise _Refused(State.CHANGED, f"transaction {record.name}, which was thrown away")
-            self.metadata.put_application(replace(known, version=version, messages=0, decided_ms=_now_ms()))
+            decided = replace(known, version=version, messages=0, decided_ms=_now_ms(), targets=tuple(targets))
+            self.metadata.put_application(decided)
             if not records:
                 return None
             return self.metadata.add_decision(known, version, is_durable, places, parts)

@@ -78,12 +78,14 @@ class Transactions(Frames):
         targets: Sequence[str],
         *,
         ephemeral: bool = False,
+        keeps_targets: bool = False,
         timeout_s: float | None = None,
     ) -> Staging:
         """Begins to stage, or goes on where another connection ended; look at its `state` first.
 
         name: 32 hex digits. application: whose versions rise, which `run` counts up. targets: streams and queues; every
         transaction of a version names the same ones in the same order. ephemeral: the application will not come again.
+        keeps_targets: the broker refuses a version that lacks a target of the last one.
         """
         publisher_id = self._free_publisher_id()
         answer = self._extension(
@@ -94,7 +96,7 @@ class Transactions(Frames):
             application=application,
             batch=version,
             run=run,
-            flags=flags(ephemeral, last=False),
+            flags=flags(ephemeral, last=False, keeps_targets=keeps_targets),
             targets=list(targets),
         )
         staging = Staging(self, publisher_id, name, answer)
@@ -111,6 +113,7 @@ class Transactions(Frames):
         transactions: Sequence[tuple[str, int]],
         *,
         ephemeral: bool = False,
+        keeps_targets: bool = False,
         last: bool = False,
         timeout_s: float | None = None,
     ) -> Committed:
@@ -124,7 +127,7 @@ class Transactions(Frames):
             application=application,
             batch=version,
             run=run,
-            flags=flags(ephemeral, last),
+            flags=flags(ephemeral, last, keeps_targets),
             targets=list(targets),
             transactions=list(transactions),
         )
@@ -150,5 +153,6 @@ class Transactions(Frames):
         )
 
 
-def flags(ephemeral: bool, last: bool) -> int:
-    return ephemeral * spec.TransactionFlag.EPHEMERAL | last * spec.TransactionFlag.LAST
+def flags(ephemeral: bool, last: bool, keeps_targets: bool = False) -> int:
+    flag = spec.TransactionFlag
+    return ephemeral * flag.EPHEMERAL | last * flag.LAST | keeps_targets * flag.KEEPS_TARGETS

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Generator, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,6 +34,10 @@ log = logging.getLogger("vibemq.spark")
 REMEDY = (
     "Start the query with a new checkpoint, or set failOnDataLoss=false to go on with what is there; "
     "longer retention on the stream keeps it from happening again"
+)
+OTHER_REMEDY = (
+    "Give each source of the query the streams that it had, in the same order, or start with a new checkpoint; "
+    "failOnDataLoss=false goes on without these positions, and reads streams without one from their first record"
 )
 RECREATED = "it was deleted and created again"
 TRUNCATED = "its tail is gone"
@@ -71,6 +76,43 @@ def lost(options: Options, stream: str, wanted: str, there: str, why: str) -> No
     if options.fail_on_data_loss:
         raise problem
     log.warning("%s", problem)
+
+
+class OtherStreams(VibeMQError):
+    """A checkpoint holds positions of streams that its source does not read."""
+
+    def __init__(self, options: Options, others: list[str]) -> None:
+        said = f"the checkpoint has positions of {', '.join(map(repr, others))}, and this source reads {reads(options)}"
+        super().__init__(f"{said}. {OTHER_REMEDY}", hint=OTHER_REMEDY)
+
+
+def reads(options: Options) -> str:
+    """Name the streams that the options name."""
+    if options.super_stream:
+        return f"the partitions of super stream {options.super_stream!r}"
+    if options.pattern:
+        return f"streams whose names match {options.pattern!r}"
+    return ", ".join(map(repr, options.streams))
+
+
+def read_positions(options: Options, checkpoint: Positions) -> Positions:
+    """Return the positions of streams that the source reads.
+
+    Raises OtherStreams where the checkpoint has others, because records would be read twice or never: its sources are
+    in another order, or one has another stream. With failOnDataLoss=false that is a warning. Partitions of a super
+    stream are known to the broker only: see `advance`."""
+    if options.streams:
+        found = {name: position for name, position in checkpoint.items() if name in options.streams}
+    elif options.pattern:
+        found = {name: position for name, position in checkpoint.items() if re.fullmatch(options.pattern, name)}
+    else:
+        return checkpoint
+    if others := sorted(checkpoint.keys() - found.keys()):
+        problem = OtherStreams(options, others)
+        if options.fail_on_data_loss:
+            raise problem
+        log.warning("%s", problem)
+    return found
 
 
 def span(start: int, end: int, incarnation: str = "") -> str:
@@ -167,7 +209,8 @@ def advance(options: Options, here: Positions, tail: Mapping[str, Facts]) -> tup
     end: Positions = {}
     for stream in sorted(here.keys() - tail.keys()):
         at = here[stream]
-        lost(options, stream, span(at.offset, at.offset, at.incarnation), "nothing", "it is not read any more")
+        why = f"it is not read any more, the source reads {reads(options)}"
+        lost(options, stream, span(at.offset, at.offset, at.incarnation), "nothing", why)
     for stream, has in tail.items():
         end[stream] = Position(has.incarnation, has.next)
         first = Position(has.incarnation, has.first)

@@ -188,7 +188,7 @@ def query_batch(targets: tuple[str, ...]) -> Batch:
         raise VibeMQError(
             "Spark does not say which query and batch this task is of, so its rows cannot be written once"
         )
-    return Batch(f"query:{query}", int(number), run, targets)
+    return Batch(f"query:{query}", int(number), run, targets, keeps_targets=True)
 
 
 def record_batches(rows: Iterator[Any], schema: types.StructType) -> Iterator[pa.RecordBatch]:

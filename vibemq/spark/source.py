@@ -183,7 +183,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         """The end of the next batch, or `start` itself when there is nothing new: Spark compares them as strings."""
         if start is not None:
-            self.here = self._known(offsets.from_dict(start))
+            self.here = ranges.read_positions(self.options, offsets.from_dict(start))
         elif self.here is None:
             return self._unsaid()
         here = self.here
@@ -238,11 +238,6 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.seen is None:
             return None
         return offsets.to_dict(_ends(self.seen))
-
-    def _known(self, start: Positions) -> Positions:
-        """The checkpoint's positions, of streams that are named only while they are; new ones begin at their first."""
-        named = self.options.streams
-        return {stream: position for stream, position in start.items() if not named or stream in named}
 
     def _ask(self, taken: Any) -> dict[str, Facts]:
         here, options = self.here, self.options
@@ -311,6 +306,8 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = offsets.from_dict(end)
         # Only in the first batch is the start what initialOffset has just said, in this life of the query.
         starts = (start == self.initial and offsets.began(end)) or offsets.from_dict(start)
+        if self.options.fail_on_data_loss:
+            ranges.read_positions(self.options, starts | ends)
         self.here = ends
         wanted = [ranges.between(self.options, stream, starts.get(stream), ends[stream]) for stream in sorted(ends)]
         has = self._facts([each for each in wanted if each.start < each.end])

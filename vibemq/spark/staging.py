@@ -44,6 +44,7 @@ class Batch:
     run: str
     targets: tuple[str, ...]
     ephemeral: bool = False  # the application has no other version
+    keeps_targets: bool = False  # every batch of the application goes to the same targets, or to more
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,7 @@ class Waiting:
                 "(or one txnAppId) at a time; this one is the older and ends here"
             )
         if state == TransactionState.CHANGED:
-            raise VibeMQError(
-                f"batch {batch.version} of {batch.application} cannot be decided as it was staged: {holder}"
-            )
+            raise VibeMQError(f"batch {batch.version} of {batch.application} cannot be written: {holder}")
         now = time.monotonic()
         self.since = now if self.since is None else self.since
         waited = now - self.since
@@ -167,8 +166,9 @@ class Task:
     def _begin(self, taken: StreamsConnection) -> Staging:
         batch = self.batch
         return taken.begin_transaction(
-            self.name, batch.application, batch.version, batch.run, batch.targets, ephemeral=batch.ephemeral
-        )
+            self.name, batch.application, batch.version, batch.run, batch.targets,
+            ephemeral=batch.ephemeral, keeps_targets=batch.keeps_targets,
+        )  # fmt: skip
 
     def _stage(self, staging: Staging, blocks: Iterator[Block]) -> int:
         if staging.sequence < self.safe:
@@ -240,7 +240,7 @@ def decide(options: SinkOptions, batch: Batch, staged: Sequence[tuple[str, int]]
     def ask(taken: StreamsConnection) -> Committed:
         return taken.commit_transactions(
             batch.application, batch.version, batch.run, batch.targets, staged,
-            ephemeral=batch.ephemeral, last=last, timeout_s=timeout_s,
+            ephemeral=batch.ephemeral, keeps_targets=batch.keeps_targets, last=last, timeout_s=timeout_s,
         )  # fmt: skip
 
     waiting = Waiting(options, batch)

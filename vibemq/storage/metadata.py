@@ -221,6 +221,10 @@ MIGRATIONS = (
     );
     CREATE INDEX creators_of_built_in ON built_in_creators (username);
     """,
+    # The streams of an application's last batch.  JSON.
+    """
+    ALTER TABLE applications ADD COLUMN targets TEXT NOT NULL DEFAULT '[]';
+    """,
 )
 
 STREAMS = Table("streams", StreamRecord, directory=None)

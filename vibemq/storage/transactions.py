@@ -34,6 +34,7 @@ class Application:
     messages: int  # of that
     decided_ms: int  # 0: never
     is_ephemeral: bool  # its name is nobody's: it will not come again
+    targets: tuple[str, ...] = ()  # streams that the last batch was decided for; (): none, or by an older version
 
     @property
     def past_runs(self) -> set[str]:

@@ -157,12 +157,13 @@ class TransactionState(IntEnum):
     BUSY = 2  # another run of the application lives
     SUPERSEDED = 3  # another run has taken over
     FULL = 4  # there is no room now
-    CHANGED = 5  # a target was deleted or made anew since it was staged, or something staged is missing
+    CHANGED = 5  # a target is another one than was staged for or than the last batch's, or something staged is missing
 
 
 class TransactionFlag(IntEnum):
     EPHEMERAL = 1  # the application's name will not come again
     LAST = 2  # of its run: another one need not wait
+    KEEPS_TARGETS = 4  # the application writes each batch to the streams of its last one, or to more
 
 
 class Compression(IntEnum):

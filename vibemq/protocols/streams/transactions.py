@@ -132,6 +132,7 @@ def _run(session: StreamsSession, request: Any) -> Run:
         session.peer,
         bool(request.flags & TransactionFlag.EPHEMERAL),
         session.rights.is_superuser,
+        bool(request.flags & TransactionFlag.KEEPS_TARGETS),
     )
 
 
