@@ -13,10 +13,14 @@ import binascii
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+from peers.signalr import HubPeer
 from running import Running
 
 import vibemq.client
 from vibemq.client.micromsg2 import Micromsg2Client
+from vibemq.protocols.signalr.codec import elements_of, parts_of
+from vibemq.protocols.signalr.spec import Encoding, MessageType
 
 DEADLINE_S = 60
 RECORD_BYTES_MAX = 1 << 20  # of a hub: twice what the largest body here becomes
@@ -38,6 +42,18 @@ NOTHING = Nothing()
 
 class Stored(bytes):
     """A whole message as a streams client stores it, which need not be AMQP 1.0."""
+
+
+class Packed(bytes):
+    """A value as MessagePack, which is compared byte for byte."""
+
+
+def packed(value: Any) -> Packed:
+    return Packed(msgspec.msgpack.encode(value))
+
+
+class Unread(bytes):
+    """JSON that comes as it was sent, and that a client's `payload` refuses with an error."""
 
 
 class Message(NamedTuple):
@@ -84,9 +100,16 @@ def native_consume(served: Running, queue: str, count: int) -> list[Message]:
         found = []
         for _ in range(count):
             message = next(consumer)
-            found.append(Message(message.payload, message.id, message.headers, again=message.attempts))
+            found.append(Message(native_body(message), message.id, message.headers, again=message.attempts))
             message.ack()
         return found
+
+
+def native_body(message: Any) -> Any:
+    try:
+        return message.payload
+    except msgspec.ValidationError:  # a number that is no double
+        return Unread(message.raw)
 
 
 def native_leave(served: Running, queue: str) -> None:
@@ -249,6 +272,54 @@ def signalr_message(delivery: dict[str, Any]) -> Message:
     )
 
 
+# ---- signalr in MessagePack: our own peer, which shows the bytes of a body ----
+
+
+def messagepack_publish(served: Running, queue: str, messages: Sequence[Message]) -> None:
+    with HubPeer(served, encoding=Encoding.MESSAGEPACK) as hub:
+        for message in messages:
+            options = {
+                "messageId": message.id,
+                "headers": message.headers,
+                "contentType": message.content_type,
+                "key": message.key,
+            }
+            hub.ask("Publish", queue, msgspec.Raw(message.body), {name: each for name, each in options.items() if each})
+
+
+def messagepack_consume(served: Running, queue: str, count: int) -> list[Message]:
+    found: list[Message] = []
+    with HubPeer(served, encoding=Encoding.MESSAGEPACK) as hub:
+        hub.http.socket.settimeout(DEADLINE_S)
+        hub.stream("Subscribe", queue)
+        while len(found) < count:
+            record = hub.next_raw()
+            type, *_, item, error, _, _ = parts_of(record, Encoding.MESSAGEPACK)
+            if type == MessageType.STREAM_ITEM:
+                found.append(messagepack_message(item))
+            else:
+                assert type == MessageType.PING, error
+    return found
+
+
+def messagepack_message(item: bytes) -> Message:
+    parts = elements_of(item, Encoding.MESSAGEPACK, True)
+    raw = {msgspec.msgpack.decode(name): value for name, value in zip(parts[::2], parts[1::2], strict=True)}
+    body = Packed(raw.pop("body"))
+    assert "encoding" not in raw
+    delivery = {name: msgspec.msgpack.decode(value) for name, value in raw.items()}
+    return Message(
+        body,
+        delivery["id"],
+        delivery.get("headers", {}),
+        delivery.get("contentType"),
+        delivery.get("key"),
+        delivery["offset"],
+        delivery["timestamp"],
+        delivery["redelivered"],
+    )
+
+
 # ---- micromsg2: vibemq.client.micromsg2 ----
 
 MESSAGE_ID, CONTENT_TYPE = "message-id", "content-type"
@@ -342,5 +413,6 @@ DOORS = {
     "signalr": Door(signalr_publish, signalr_consume, signalr_leave),
     "micromsg2": Door(micromsg2_publish, micromsg2_consume, micromsg2_leave),
 }
+MESSAGEPACK = "messagepack"  # the hub's other encoding: a column of the tables of values, and otherwise the same door
 SPARK = "spark"  # writes what a streams client does, where a row can say it
 TAKERS = [name for name, door in DOORS.items() if door.leave is not None]

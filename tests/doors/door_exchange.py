@@ -8,16 +8,32 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from door_clients import DOORS, SPARK, Message, native_client, spark_publish, spark_read, spark_says, streams_read
-from door_values import OFFSET, Row
+from door_clients import (
+    DOORS,
+    MESSAGEPACK,
+    SPARK,
+    Door,
+    Message,
+    messagepack_consume,
+    messagepack_publish,
+    native_client,
+    spark_publish,
+    spark_read,
+    spark_says,
+    streams_read,
+)
+from door_values import OFFSET, Row, got, sent_in_messagepack
 from running import Running
 
 CONSUMERS = [*(pytest.param(door, id=door) for door in DOORS), pytest.param(SPARK, id=SPARK, marks=pytest.mark.spark)]
+#: Of the tables of values, in which each encoding of the hub is a column.
+WAYS = DOORS | {MESSAGEPACK: Door(messagepack_publish, messagepack_consume)}
+READERS = [*CONSUMERS, pytest.param(MESSAGEPACK, id=MESSAGEPACK)]
 PAIRS = [
     pytest.param(publisher, *consumer.values, id=f"{publisher}-{consumer.id}", marks=consumer.marks)
-    for publisher in DOORS
-    for consumer in CONSUMERS
-] + [pytest.param(SPARK, *each.values, id=f"{SPARK}-{each.id}", marks=pytest.mark.spark) for each in CONSUMERS]
+    for publisher in WAYS
+    for consumer in READERS
+] + [pytest.param(SPARK, *each.values, id=f"{SPARK}-{each.id}", marks=pytest.mark.spark) for each in READERS]
 numbers = itertools.count()
 CLIENTS = {"streams": "rstream", "signalr": "aiosignalr"}  # those of others
 
@@ -40,14 +56,14 @@ class Exchange:
             spark_publish(self.request.getfixturevalue("doors_spark"), self.served, self.queue, messages)
             return
         need(publisher)
-        DOORS[publisher].publish(self.served, self.queue, messages)
+        WAYS[publisher].publish(self.served, self.queue, messages)
 
     def consume(self, consumer: str, count: int, queue: str | None = None) -> list[Message]:
         if consumer == SPARK:
             spark = self.request.getfixturevalue("doors_spark")
             return spark_read(spark, self.served, queue or self.queue, count)
         need(consumer)
-        return DOORS[consumer].consume(self.served, queue or self.queue, count)
+        return WAYS[consumer].consume(self.served, queue or self.queue, count)
 
     def stored(self, count: int) -> list[tuple[bytes, Any]]:
         """The first messages as they lie in the log, with what a streams client is told of each."""
@@ -63,6 +79,8 @@ class Exchange:
 
 def sent(row: Row, publisher: str) -> Message | None:
     """A row of the tables in the words of a publisher; None where it has none for it."""
+    if publisher == MESSAGEPACK:
+        return sent_in_messagepack(row)
     if publisher != SPARK:
         return row.sent.get(publisher)
     message = row.sent.get("streams")
@@ -75,13 +93,19 @@ def need(door: str) -> None:
 
 
 def typed(value: Any) -> Any:
-    """So that 1, 1.0 and True are three values."""
+    """So that 1, 1.0 and True are three values, and 0.0 and -0.0 are two."""
     if isinstance(value, dict):
         return {name: typed(each) for name, each in value.items()}
-    return type(value).__name__, value
+    if isinstance(value, list):
+        return [typed(each) for each in value]
+    return type(value).__name__, repr(value) if isinstance(value, float) else value
 
 
 def comparable(message: Message, offset: int) -> Message:
     id = str(offset) if message.id is OFFSET else message.id
     headers = typed(dict(message.headers))
     return Message(typed(message.body), typed(id), headers, message.content_type, message.key)
+
+
+def expected(row: Row, consumer: str, offset: int) -> Message:
+    return comparable(got(row, consumer), offset)

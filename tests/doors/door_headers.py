@@ -23,6 +23,8 @@ ODD_KEY = "a key: é;=%"
 DAY = datetime(2014, 10, 13, 12, 0, 0, 250_000, tzinfo=UTC)
 PRECISE = DAY.replace(microsecond=250_999)
 EARLY = datetime(1969, 12, 31, 23, 59, 58, 500_000, tzinfo=UTC)
+FIRST, FIRST_MS = datetime(1, 1, 1, tzinfo=UTC), -62135596800000
+LAST, LAST_MS = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC), 253402300799999
 
 
 def header(sent: Mapping[str, Any], got: Mapping[str, Any], name: str = HEADER) -> Row:
@@ -96,7 +98,7 @@ HEADERS = {
     ),
     "whole double": header(
         sent=same(*TYPED, value=3.0),
-        got={"native": "3", "streams": 3.0, "signalr": 3, "micromsg2": 3.0, "spark": "3"},
+        got={"native": "3", "streams": 3.0, "signalr": 3, "micromsg2": 3.0, "spark": "3", "messagepack": 3.0},
     ),
     "large double": header(
         sent=same(*TYPED, value=1e300),
@@ -104,11 +106,39 @@ HEADERS = {
     ),
     "infinite double": header(
         sent={"streams": float("inf")},
-        got={"native": "inf", "streams": float("inf"), "signalr": "inf", "micromsg2": Untyped("inf"), "spark": "inf"},
+        got={"native": "inf", "streams": float("inf"), "signalr": "inf", "micromsg2": Untyped("inf"), "spark": "inf"}
+        | {"messagepack": float("inf")},
+    ),
+    "NaN": header(
+        sent={"streams": float("nan")},
+        got={"native": "nan", "streams": float("nan"), "signalr": "nan", "micromsg2": Untyped("nan"), "spark": "nan"}
+        | {"messagepack": float("nan")},
+    ),
+    "-0.0": header(
+        sent=same(*TYPED, value=-0.0),
+        got={"native": "-0", "streams": -0.0, "signalr": 0, "micromsg2": -0.0, "spark": "-0", "messagepack": -0.0},
+    ),
+    "largest double": header(
+        sent=same(*TYPED, value=1.7976931348623157e308),
+        got=same(*TYPED, "messagepack", value=1.7976931348623157e308)
+        | same("native", "spark", value="1.7976931348623157e+308"),
+    ),
+    "smallest double": header(
+        sent=same(*TYPED, value=5e-324),
+        got=same(*TYPED, "messagepack", value=5e-324) | same("native", "spark", value="4.94065645841247e-324"),
+    ),
+    "2^53 + 1": header(
+        sent=same(*TYPED, value=2**53 + 1),
+        got=same(*TYPED, value=2**53 + 1) | same("native", "spark", value="9007199254740993"),
+    ),
+    "2^63 - 1": header(
+        sent=same(*TYPED, value=2**63 - 1),
+        got=same(*TYPED, value=2**63 - 1) | same("native", "spark", value="9223372036854775807"),
     ),
     "float": header(
         sent={"streams": amqp("FLOAT", 0.1)},
-        got={"native": "0.1", "streams": 0.10000000149011612, "signalr": 0.1, "micromsg2": 0.1, "spark": "0.1"},
+        got={"native": "0.1", "streams": 0.10000000149011612, "signalr": 0.1, "micromsg2": 0.1, "spark": "0.1"}
+        | {"messagepack": 0.10000000149011612},
     ),
     "true": header(
         sent=same("streams", "signalr", value=True),
@@ -132,6 +162,18 @@ HEADERS = {
         sent=same("streams", "micromsg2", value=EARLY),
         got={"native": "-1500", "streams": -1500, "signalr": -1500, "micromsg2": EARLY, "spark": "-1500"},
     ),
+    "first timestamp of Python": header(
+        sent=same("streams", "micromsg2", value=FIRST),
+        got=same("native", "spark", value=str(FIRST_MS))
+        | same("streams", "signalr", value=FIRST_MS)
+        | {"micromsg2": FIRST},
+    ),
+    "last timestamp of Python": header(
+        sent=same("streams", "micromsg2", value=LAST),
+        got=same("native", "spark", value=str(LAST_MS))
+        | same("streams", "signalr", value=LAST_MS)
+        | {"micromsg2": LAST},
+    ),
     "uuid": header(
         sent={"streams": UUID},
         got={"native": str(UUID), "streams": UUID, "signalr": str(UUID), "micromsg2": str(UUID), "spark": str(UUID)},
@@ -145,6 +187,7 @@ HEADERS = {
             "signalr": "/zsB",
             "micromsg2": b"\xff;\x01",
             "spark": "\N{REPLACEMENT CHARACTER};\x01",
+            "messagepack": b"\xff;\x01",
         },
     ),
     "null": header(

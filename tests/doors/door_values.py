@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from door_clients import JSON, NOTHING, Message, Stored
+from door_clients import JSON, MESSAGEPACK, NOTHING, Message, Stored, packed
 
 TEXT = "text/plain"
 BYTES = "application/octet-stream"
@@ -22,6 +22,23 @@ OFFSET = object()
 class Row(NamedTuple):
     sent: Mapping[str, Message]
     got: Mapping[str, Message]
+
+
+def got(row: Row, consumer: str) -> Message:
+    """A MessagePack client of the hub gets what a JSON client gets, in MessagePack, where the row says nothing else."""
+    if consumer != MESSAGEPACK or consumer in row.got:
+        return row.got[consumer]
+    message = row.got["signalr"]
+    return message._replace(body=packed(message.body))
+
+
+def sent_in_messagepack(row: Row) -> Message | None:
+    """What a JSON client of the hub says, where a MessagePack client's body would be stored as the same."""
+    message = row.sent.get("signalr")
+    if MESSAGEPACK in row.sent or message is None:
+        return row.sent.get(MESSAGEPACK)
+    is_text_as_json = isinstance(message.body, str) and message.content_type is None
+    return None if is_text_as_json else message._replace(body=packed(message.body))
 
 
 # ---- bodies ----
@@ -313,6 +330,7 @@ PLAIN = {
     "signalr": Message(1),
     "micromsg2": Message(b"1", content_type=JSON),
     "spark": Message(b"1"),
+    "messagepack": Message(packed(1)),
 }
 LONG_ID = "order" * 14_000  # 70,000 bytes: the native door has 65,535 for one
 UUID = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -368,6 +386,7 @@ IDS = {
             "signalr": "/wE=",
             "micromsg2": b"\xff\x01",
             "spark": "\N{REPLACEMENT CHARACTER}\x01",
+            "messagepack": b"\xff\x01",
         },
     ),
     "a key": row(

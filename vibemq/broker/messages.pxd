@@ -2,8 +2,9 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from vibemq.broker.stream cimport StreamUser
 from vibemq.storage.core cimport (
-    AMQP_BINARY, AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_STRING, AMQP_SYMBOL, amqp_message, amqp_message_id, amqp_pair,
-    amqp_value, amqp_value_text, chunk, err, fault, reader,
+    AMQP_BINARY, AMQP_BODY_DATA, AMQP_BODY_VALUE, AMQP_CONTENT_TYPE, AMQP_STRING, AMQP_SYMBOL, MSGPACK_DEPTH_MAX, OK,
+    amqp_message, amqp_message_id, amqp_pair, amqp_property, amqp_value, amqp_value_text, chunk, err, fault,
+    msgpack_check, msgpack_is_type, reader,
 )
 from vibemq.storage.log cimport Log
 
@@ -188,7 +189,15 @@ cdef inline const uint8_t *id_of(const message_view *m, uint8_t *made, uint32_t 
     return made
 
 
-# Payload as a JSON string, and whether that is base64.
-cdef tuple as_json(const uint8_t *payload, uint32_t size)
+# Is its body one value of MessagePack, as its content type says?
+cdef inline bint is_messagepack(const message_view *m, const uint8_t *payload, uint32_t size) noexcept:
+    cdef amqp_value type
+    return m.is_amqp and amqp_property(&m.amqp, AMQP_CONTENT_TYPE, &type) \
+        and (type.kind == AMQP_SYMBOL or type.kind == AMQP_STRING) and msgpack_is_type(type.data, type.bytes) \
+        and msgpack_check(payload, size, MSGPACK_DEPTH_MAX) == OK
+
+
+# A payload as JSON, and whether that is base64: the JSON of a value of MessagePack, or else a string.
+cdef tuple as_json(const uint8_t *payload, uint32_t size, bint of_messagepack)
 # Memory for one message that is being written, shared by all publishers of the worker.
 cdef uint8_t *scratch_room(size_t size) except NULL

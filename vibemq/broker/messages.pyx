@@ -573,10 +573,14 @@ cdef uint8_t *scratch_room(size_t size) except NULL:
     return scratch
 
 
-cdef tuple as_json(const uint8_t *payload, uint32_t size):
+cdef tuple as_json(const uint8_t *payload, uint32_t size, bint of_messagepack):
     cdef writer_bytes w
-    cdef bytearray out = bytearray(core.JSON_STRING_SIZE_MAX(size))
+    cdef bytearray out = bytearray(core.MSGPACK_JSON_SIZE_MAX(size) if of_messagepack else core.JSON_STRING_SIZE_MAX(size))
     w = core.bytes_writer(<uint8_t *> <char *> out, len(out))
+    if of_messagepack:
+        if core.msgpack_json_write(&w, payload, size) != OK:
+            raise AssertionError("MSGPACK_JSON_SIZE_MAX was too small")
+        return bytes(out[:w.at - <uint8_t *> <char *> out]), False
     if core.json_string_write(&w, payload, size) == OK:
         return bytes(out[:w.at - <uint8_t *> <char *> out]), False
     out = bytearray(core.JSON_BASE64_SIZE(size))

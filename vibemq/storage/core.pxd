@@ -298,6 +298,16 @@ cdef extern from "message/amqp_write.h" nogil:
     void amqp_write_value(writer_bytes *w, const uint8_t *encoded, uint32_t size)
     void amqp_write_null(writer_bytes *w)
 
+cdef extern from "message/msgpack.h" nogil:
+    enum:
+        MSGPACK_DEPTH_MAX
+
+    uint64_t MSGPACK_JSON_SIZE_MAX(uint64_t size)
+    bint msgpack_is_type(const uint8_t *type, uint32_t size)
+    err msgpack_check(const uint8_t *data, uint64_t size, uint32_t depth_max)
+    bint msgpack_is_json(const uint8_t *data, uint64_t size)
+    err msgpack_json_write(writer_bytes *w, const uint8_t *data, uint64_t size)
+
 cdef extern from "message/text.h" nogil:
     uint64_t JSON_STRING_SIZE_MAX(uint64_t size)
     uint64_t JSON_BASE64_SIZE(uint64_t size)

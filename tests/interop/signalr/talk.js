@@ -6,6 +6,7 @@ const readline = require("readline")
 
 const pack = (value) => {
   if (value instanceof Uint8Array) return { $base64: Buffer.from(value).toString("base64") }
+  if (value instanceof Date) return { $date: value.toISOString() }
   if (Array.isArray(value)) return value.map(pack)
   if (value !== null && typeof value === "object")
     return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, pack(member)]))
@@ -16,6 +17,7 @@ const unpack = (value) => {
   if (Array.isArray(value)) return value.map(unpack)
   if (value === null || typeof value !== "object") return value
   if (value.$base64 !== undefined) return Uint8Array.from(Buffer.from(value.$base64, "base64"))
+  if (value.$date !== undefined) return new Date(value.$date)
   return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, unpack(member)]))
 }
 

@@ -163,6 +163,13 @@ def test_bodies_come_back_as_they_were(hub, flavour, queue):
         assert received[-1]["body"] == b"\x00\xff\x1e"
     else:
         assert (received[-1]["body"], received[-1]["encoding"]) == ("AP8e", "base64")
+    if flavour.encoding == "messagepack":
+        body: dict[str, Any] = {"bytes": b"\x00\xff\x1e", "more": [b"", 1]}
+        if flavour.client == "microsoft_signalr":
+            body["at"] = {"$date": "2023-11-14T15:51:28.123Z"}
+        hub.invoke("Publish", queue, body)
+        [delivery] = hub.invoke("Receive", queue, {"ack": "auto"})
+        assert (delivery["body"], delivery["contentType"]) == (body, "application/msgpack")
 
 
 @pytest.mark.line("`ReadStream`, which takes nothing away")

@@ -87,6 +87,79 @@ def test_a_date_of_messagepack_becomes_text() -> None:
     assert to_json(stored([moment], Encoding.MESSAGEPACK))["body"] == ["2023-11-14T15:51:28Z"]
 
 
+TICKS = bytes.fromhex("d7ff0000019065539780")  # 2023-11-14T15:51:28.0000001Z
+DATE_MAX = bytes.fromhex("c70cff3b9ac99c0000003afff4417f")  # DateTime.MaxValue
+ONLY_MESSAGEPACK = {
+    "bin in a map": (msgspec.msgpack.encode({"a": b"\0\xff"}), {"a": "AP8="}),
+    "bin in an array": (msgspec.msgpack.encode([b""]), [""]),
+    "a date": (bytes.fromhex("d6ff65539780"), "2023-11-14T15:51:28Z"),
+    "a date in a map": (b"\x81\xa2at" + TICKS, {"at": "2023-11-14T15:51:28.0000001Z"}),
+    "the last date of .NET": (DATE_MAX, "9999-12-31T23:59:59.9999999Z"),
+    "nanoseconds": (bytes.fromhex("d7ff0000000465539780"), "2023-11-14T15:51:28.000000001Z"),
+    "a date beyond ISO 8601": (bytes.fromhex("c70cff000000007fffffffffffffff"), [-1, "AAAAAH//////////"]),
+    "numbers as keys": (msgspec.msgpack.encode({1: "a", -2: "b"}), {"1": "a", "-2": "b"}),
+    "keys of every other kind": (
+        b"\x86\xc0\x01\xc3\x02\xcb\x3f\xe0\0\0\0\0\0\0\x03\xc4\x01\xff\x04" + TICKS + b"\x05\x91\x01\x06",
+        {"null": 1, "true": 2, "0.5": 3, "/w==": 4, "2023-11-14T15:51:28.0000001Z": 5, "kQE=": 6},
+    ),
+    "NaN": (msgspec.msgpack.encode(float("nan")), "NaN"),
+    "infinities": (msgspec.msgpack.encode([float("inf"), {"a": float("-inf")}]), ["Infinity", {"a": "-Infinity"}]),
+    "another ext": (msgspec.msgpack.encode(msgspec.msgpack.Ext(5, b"x")), [5, "eA=="]),
+    "60 levels": (b"\x91" * 60 + b"\xc0", None),
+}
+
+
+@pytest.mark.parametrize(("raw", "in_json"), ONLY_MESSAGEPACK.values(), ids=ONLY_MESSAGEPACK)
+def test_what_json_has_not_is_the_same_bytes_in_messagepack_and_has_a_form_in_json(raw: bytes, in_json: Any) -> None:
+    message = encode_message(raw, Encoding.MESSAGEPACK)
+    assert b"\xa4body" + raw + b"\xa6offset" in encode_delivery(message, Encoding.MESSAGEPACK)
+    if in_json is None:
+        return
+    assert raw in message and b"application/msgpack" in message
+    got = to_json(message)
+    assert (got["body"], got["contentType"], "encoding" in got) == (in_json, "application/msgpack", False)
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, "text", 7, None, [1.5]])
+def test_a_client_may_say_that_a_value_stays_messagepack(value: Any) -> None:
+    raw = msgspec.msgpack.encode(value)
+    options = {"contentType": "application/msgpack"}
+    message = stored(value, Encoding.MESSAGEPACK, options)
+    assert message == stored(raw, Encoding.MESSAGEPACK, options), "its bytes in a bin say the same"
+    base64 = msgspec.json.decode(msgspec.json.encode(raw))
+    assert message == stored(base64, Encoding.JSON, options | {"encoding": "base64"})
+    assert b"\xa4body" + raw + b"\xa6offset" in encode_delivery(message, Encoding.MESSAGEPACK)
+    assert to_json(message)["body"] == value
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x81", b"\xc1", b"\x01\x02", b"\xa1\xff", b"\x91" * 61 + b"\xc0"])
+def test_bytes_that_only_claim_to_be_messagepack_are_bytes(raw: bytes) -> None:
+    message = stored(raw, Encoding.MESSAGEPACK, {"contentType": "application/msgpack"})
+    got = to_json(message)
+    assert (got["body"], got["encoding"]) == (msgspec.json.decode(msgspec.json.encode(raw)), "base64")
+    assert to_messagepack(message)["body"] == raw
+
+
+def test_numbers_that_json_carries_are_stored_as_json() -> None:
+    for number in (2**53 + 1, 2**63 - 1, -(2**63), 2**64 - 1, 1.7976931348623157e308, 5e-324, -0.0):
+        message = stored([number], Encoding.MESSAGEPACK)
+        assert b"application/json" in message
+        [body] = to_messagepack(message)["body"]
+        assert (type(body), body, str(body)) == (type(number), number, str(number))
+    half = b"\xca\x3d\xcc\xcc\xcd"  # 0.1 as a float of 32 bits: the same number comes back in 64
+    assert to_messagepack(encode_message(half, Encoding.MESSAGEPACK))["body"] == 0.10000000149011612
+
+
+@pytest.mark.parametrize("text", [b"18446744073709551616", b"1e400", b'["\\ud83d"]', b"[" * 61 + b"]" * 61])
+def test_json_that_messagepack_has_no_form_for_says_that_it_is_json(text: bytes) -> None:
+    got = to_messagepack(
+        bytes.fromhex("005373c0190740404040404" + "0a310" + b"application/json".hex() + "005375a0")
+        + bytes([len(text)])
+        + text
+    )
+    assert (got["body"], got["contentType"]) == (text.decode(), "application/json")
+
+
 @pytest.mark.parametrize("from_encoding", Encoding)
 def test_options_come_back_with_their_types(from_encoding: Encoding) -> None:
     options = {"headers": HEADERS, "key": "customer 7", "messageId": "m-1", "priority": 3}
@@ -196,7 +269,12 @@ def test_a_bad_option_is_refused_by_its_name(options: dict[str, Any], names: str
         (b'"not base64!"', Encoding.JSON, {"encoding": "base64"}),
         (b"{}", Encoding.JSON, {"contentType": "text/plain"}),
         (msgspec.msgpack.encode("{"), Encoding.MESSAGEPACK, {"contentType": "application/json"}),
-        (msgspec.msgpack.encode(msgspec.msgpack.Ext(5, b"x")), Encoding.MESSAGEPACK, None),
+        (msgspec.msgpack.encode({1: "x"}), Encoding.MESSAGEPACK, {"contentType": "application/json"}),
+        (msgspec.msgpack.encode({"a": b"x"}), Encoding.MESSAGEPACK, {"contentType": "text/plain"}),
+        (b'"gQEC"', Encoding.JSON, {"contentType": "application/msgpack"}),
+        (b"\x81\x01\xa1\xff", Encoding.MESSAGEPACK, None),
+        (b"\xa1\xff", Encoding.MESSAGEPACK, None),
+        (b"\x91" * 61 + b"\xc4\x00", Encoding.MESSAGEPACK, None),
     ],
 )
 def test_a_body_that_is_not_what_its_options_say_is_refused(

@@ -235,6 +235,7 @@ def test_no_argument_is_an_error_of_ours(tmp_path: Path, capfd: pytest.CaptureFi
 
 
 HALF = b'"cut \\ud83d"'
+AS_JSON = b"\x81\xabcontentType\xb0application/json"
 NAN, INFINITE = b"\xcb\x7f\xf8" + bytes(6), b"\xca\x7f\x80\x00\x00"
 
 
@@ -250,8 +251,8 @@ NAN, INFINITE = b"\xcb\x7f\xf8" + bytes(6), b"\xca\x7f\x80\x00\x00"
         (Encoding.JSON, "Ack", (b"1e400",), "INVALID_ARGUMENT"),
         (Encoding.MESSAGEPACK, "QueueInfo", (b"\xa2\xff\xfe",), "INVALID_ARGUMENT"),
         (Encoding.MESSAGEPACK, "Publish", (b"\xa6halves", b"\xa2\xff\xfe"), "INVALID_BODY"),
-        (Encoding.MESSAGEPACK, "Publish", (b"\xa6halves", NAN), "INVALID_BODY"),
-        (Encoding.MESSAGEPACK, "Publish", (b"\xa6halves", b"\x81\xa1a\x92\x01" + INFINITE), "INVALID_BODY"),
+        (Encoding.MESSAGEPACK, "Publish", (b"\xa6halves", NAN, AS_JSON), "INVALID_BODY"),
+        (Encoding.MESSAGEPACK, "Publish", (b"\xa6halves", b"\x81\xa1a\x92\x01" + INFINITE, AS_JSON), "INVALID_BODY"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(

@@ -15,7 +15,7 @@ from libc.string cimport memcmp, memcpy
 
 from vibemq.broker.client cimport NO_SLOT, UNDELIVERABLE, Consumer, QueueSession, peer_key
 from vibemq.broker.messages cimport (
-    HEADER_TEXT_BYTES_MAX, VALUE_TEXT_BYTES, as_json, message_view, payload_of, scratch_room,
+    HEADER_TEXT_BYTES_MAX, VALUE_TEXT_BYTES, as_json, is_messagepack, message_view, payload_of, scratch_room,
     value_of,
 )
 from vibemq.broker.publisher cimport ROOM, SERVER_ERROR, QueuePublisher
@@ -222,14 +222,17 @@ cdef class Subscription(Consumer):
         cdef uint8_t *out
         cdef uint8_t *p
         cdef const uint8_t *payload
-        cdef bint base64 = False, has_headers = False
+        cdef bint base64 = False, has_headers = False, is_json, of_messagepack
         if self.stored:
             payload, payload_size, size_max = m.data, m.size, session.read_max
         else:
             payload = payload_of(m, &payload_size)
             has_headers = m.is_amqp and m.amqp.application_properties_size
-            if payload_size and not json_is_valid(payload, payload_size):
-                made, base64 = as_json(payload, payload_size)
+            is_json = payload_size == 0 or json_is_valid(payload, payload_size)
+            # One byte may be a digit of JSON and a small number of MessagePack.
+            of_messagepack = (not is_json or payload_size == 1) and is_messagepack(m, payload, payload_size)
+            if of_messagepack or not is_json:
+                made, base64 = as_json(payload, payload_size, of_messagepack)
                 payload, payload_size = <const uint8_t *> <char *> made, <uint32_t> len(made)
                 if base64:
                     headers += header_size(ENCODING_SIZE, 6)

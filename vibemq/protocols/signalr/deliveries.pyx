@@ -5,9 +5,12 @@ A delivery is ``{tag, id, queue, body, headers?, offset, timestamp, redelivered,
 but the tag is the same for every consumer, so it is made once and copied for the rest: a thousand subscribers of one
 message cost a thousand copies, behind heads that their subscriptions keep ready (subscriptions.pyx).
 
-`timestamp` is in milliseconds since 1970; `contentType` is left out where the body is JSON and says so.  What claims to
-be JSON, or claims nothing, and is JSON, is that value.  Else, unless it claims to be bytes, what is UTF-8 is a string.
-Anything else is bytes: bin in MessagePack, base64 with ``"encoding":"base64"`` in JSON.
+`timestamp` is in milliseconds since 1970; `contentType` is left out where the body is the JSON value that it says.
+A body whose content type is JSON, or that has none, is its value if it is JSON.  A body of `application/msgpack` that
+is one value is that value in MessagePack, byte for byte, and in JSON what csrc/message/msgpack.h says.  Any other body,
+unless its content type says bytes, is a string if it is UTF-8.  The rest is bytes: bin in MessagePack, base64 with
+``"encoding":"base64"`` in JSON.  JSON that MessagePack has no form for (a whole number of more than 64 bits, a number
+beyond a double) is a string of its text, with its content type.
 """
 
 import msgspec
@@ -18,21 +21,22 @@ from vibemq.broker.messages cimport MESSAGE_ID_BYTES_MAX, VALUE_TEXT_BYTES, id_o
 from vibemq.protocols.signalr.values cimport (
     add, add_bin, add_flag, add_name, add_number, add_text, add_word, room_in,
 )
-from vibemq.protocols.signalr.wire cimport ENCODING_JSON, ENCODING_MESSAGEPACK, is_json_type, is_plain_json_type
+from vibemq.protocols.signalr.wire cimport (
+    BODY_DEPTH_MAX, ENCODING_JSON, ENCODING_MESSAGEPACK, is_json_type, is_plain_json_type,
+)
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
     AMQP_BINARY, AMQP_BOOL, AMQP_CONTENT_TYPE, AMQP_DOUBLE, AMQP_FLOAT, AMQP_GROUP_ID, AMQP_INT, AMQP_STRING,
     AMQP_SYMBOL, AMQP_TIMESTAMP, AMQP_UINT, OK, amqp_pair, amqp_pairs, amqp_value, bytes_store16, bytes_store64,
-    json_check, utf8_is_valid,
+    json_check, utf8_is_valid, writer_bytes,
 )
 
 cdef enum:
     BYTES_KEPT = 1 << 20          # a larger message's memory is given back
-    DEPTH_MAX = 60                # of a body, which stands in an item: peers read no more than 64 levels of it all
     HEADERS_MAX = 65535           # the count is a u16
 
 cdef enum:
-    BODY_NULL, BODY_JSON, BODY_TEXT, BODY_BINARY
+    BODY_NULL, BODY_JSON, BODY_MESSAGEPACK, BODY_TEXT, BODY_BINARY
 
 cdef uint64_t NO_OFFSET = <uint64_t> -1
 cdef item made[2]                 # one for each encoding
@@ -74,26 +78,45 @@ cdef int body_kind(const uint8_t *body, uint32_t size, const amqp_value *type) n
     if type.bytes == 0 or is_json_type(type.data, type.bytes):
         if size == 0:
             return BODY_NULL
-        if json_check(body, size, DEPTH_MAX, &position) == OK:
+        if json_check(body, size, BODY_DEPTH_MAX, &position) == OK:
             return BODY_JSON
     elif type.bytes == 24 and memcmp(type.data, b"application/octet-stream", 24) == 0:
         return BODY_BINARY
+    elif core.msgpack_is_type(type.data, type.bytes):
+        return BODY_MESSAGEPACK if core.msgpack_check(body, size, BODY_DEPTH_MAX) == OK else BODY_BINARY
     return BODY_TEXT if utf8_is_valid(body, size) else BODY_BINARY
 
 
-cdef int add_body(output *out, const uint8_t *body, uint32_t size, int kind) except -1:
+cdef int add_messagepack(output *out, const uint8_t *body, uint32_t size) except -1:
+    cdef writer_bytes w
+    cdef size_t most
+    if out.encoding != ENCODING_JSON:
+        return add(out, body, size)
+    most = core.MSGPACK_JSON_SIZE_MAX(size)
+    w = core.bytes_writer(room_in(out, most), most)
+    if core.msgpack_json_write(&w, body, size) != OK:
+        raise AssertionError("MSGPACK_JSON_SIZE_MAX was too small")
+    out.size = w.at - out.data
+    return 0
+
+
+cdef int add_body(output *out, const uint8_t *body, uint32_t size, int *kind) except -1:
+    """Sets `kind` to BODY_TEXT where MessagePack has no form for the JSON."""
     cdef bytes packed
-    if kind == BODY_NULL:
+    if kind[0] == BODY_NULL:
         return add_word(out, b"null", b"\xc0")
-    if kind == BODY_TEXT:
+    if kind[0] == BODY_TEXT:
         return add_text(out, body, size)
-    if kind == BODY_BINARY:
+    if kind[0] == BODY_BINARY:
         return add_bin(out, body, size)
+    if kind[0] == BODY_MESSAGEPACK:
+        return add_messagepack(out, body, size)
     if out.encoding == ENCODING_JSON:
         return add(out, body, size)
     try:
         packed = msgspec.msgpack.encode(msgspec.json.decode((<const char *> body)[:size]))
-    except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError):  # MessagePack has no form for it
+    except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        kind[0] = BODY_TEXT
         return add_text(out, body, size)
     return add(out, <char *> packed, len(packed))
 
@@ -142,7 +165,7 @@ cdef int make(output *out, const message_view *m, bytes queue, const uint8_t *id
     add_name(out, b"queue")
     add_text(out, <const uint8_t *> <char *> queue, <uint32_t> len(queue))
     add_name(out, b"body")
-    add_body(out, body, size, kind)
+    add_body(out, body, size, &kind)
     if m.is_amqp and m.amqp.application_properties_size:
         add_headers(out, m)
     add_name(out, b"offset")
@@ -154,7 +177,7 @@ cdef int make(output *out, const message_view *m, bytes queue, const uint8_t *id
     if m.is_amqp and core.amqp_property(&m.amqp, AMQP_GROUP_ID, &key):
         add_name(out, b"key")
         add_value(out, &key)
-    if type.bytes and not is_plain_json_type(type.data, type.bytes):
+    if type.bytes and not (is_plain_json_type(type.data, type.bytes) and kind <= BODY_JSON):
         add_name(out, b"contentType")
         add_value(out, &type)
     return add_word(out, b',"encoding":"base64"}' if kind == BODY_BINARY else b"}", b"")

@@ -2,8 +2,9 @@
 """A body and its options as a stored message: AMQP 1.0, the same for all doors.
 
 A JSON client's body is stored as the JSON text that it came as, undecoded.  With another `contentType` a string is that
-text, and with `encoding` "base64" the bytes in it.  A MessagePack client's bin is bytes, its str is text, and anything
-else is stored as JSON.
+text, and with `encoding` "base64" the bytes in it.  A MessagePack client's bin is bytes and its str is text.  Any other
+value is stored as JSON where JSON carries it exactly, and else as the MessagePack that it came as, unchanged, with the
+content type `application/msgpack`.
 """
 
 import binascii
@@ -14,21 +15,22 @@ from libc.string cimport memset
 from vibemq.broker.messages cimport scratch_room
 from vibemq.protocols.signalr.codec cimport text_of
 from vibemq.protocols.signalr.wire cimport (
-    ENCODING_JSON, KIND_ARRAY, KIND_FLOAT, RECORD_DEPTH_MAX, bytes_of, is_json_type, mp_head, span_of,
+    BODY_DEPTH_MAX, ENCODING_JSON, RECORD_DEPTH_MAX, bytes_of, is_json_type, span, span_of,
 )
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    AMQP_BOOL, AMQP_DOUBLE, AMQP_INT, AMQP_STRING, AMQP_UINT, OK, amqp_map, amqp_properties, amqp_value, bytes_load32,
-    bytes_load64, bytes_store32, json_check, writer_bytes,
+    AMQP_BOOL, AMQP_DOUBLE, AMQP_INT, AMQP_STRING, AMQP_UINT, OK, amqp_map, amqp_properties, amqp_value, bytes_store32,
+    json_check, writer_bytes,
 )
 
 from vibemq.protocols.signalr.options import message_options
-from vibemq.protocols.signalr.records import ENCODERS, VALUES, value_of
+from vibemq.protocols.signalr.records import ENCODERS, VALUES
 from vibemq.protocols.signalr.spec import Encoding, ErrorCode, HubError
 
 cdef bytes JSON_TYPE = b"application/json"
 cdef bytes BINARY_TYPE = b"application/octet-stream"
 cdef bytes TEXT_TYPE = b"text/plain; charset=utf-8"
+cdef bytes MESSAGEPACK_TYPE = b"application/msgpack"
 
 cdef object unpack = VALUES[Encoding.MESSAGEPACK].decode
 cdef object pack_json = ENCODERS[Encoding.JSON].encode
@@ -41,20 +43,12 @@ cdef int invalid_body(str text) except -1:
     raise HubError(ErrorCode.INVALID_BODY, text)
 
 
-cdef bint is_finite(span raw) noexcept:
-    """Is every number in a value of MessagePack one that JSON can write?  Others would become null without a word."""
-    cdef const uint8_t *p = raw.data
-    cdef const uint8_t *end = p + raw.size
-    cdef uint64_t size = 0
-    cdef int kind = 0
-    while p < end:  # what is in arrays and maps lies behind their heads
-        p = mp_head(p, end, &kind, &size)
-        if kind == KIND_FLOAT and (size == 4 and ~bytes_load32(p) & 0x7F800000 == 0
-                                   or size == 8 and ~bytes_load64(p) & <uint64_t> 0x7FF0000000000000 == 0):
-            return False
-        if kind < KIND_ARRAY:
-            p += size
-    return True
+cdef bytes kept(span body, bytes type, span *payload):
+    """A value of MessagePack, which every reader of that type must be able to read; its content type."""
+    if core.msgpack_check(body.data, body.size, BODY_DEPTH_MAX) != OK:
+        invalid_body(f"The body has a str that is no UTF-8, or arrays and maps more than {BODY_DEPTH_MAX} deep.")
+    payload[0] = body
+    return type
 
 
 cdef bytes payload_of(span body, int encoding, bint has_escapes, bytes given, bint is_base64, span *payload):
@@ -71,6 +65,12 @@ cdef bytes payload_of(span body, int encoding, bint has_escapes, bytes given, bi
                          "clients cannot read.")
         payload[0] = body
         return JSON_TYPE if given is None else given
+    if given is not None and core.msgpack_is_type(<const uint8_t *> <char *> given, <uint32_t> len(given)) \
+            and not is_base64 and not 0xC4 <= first <= 0xC6:
+        if encoding == ENCODING_JSON:
+            invalid_body("A JSON client's body with contentType 'application/msgpack' must be its bytes as base64, with "
+                         "encoding 'base64'.")
+        return kept(body, given, payload)
     is_text = text_of(body, encoding, payload)
     if is_base64:
         if not is_text:
@@ -91,15 +91,14 @@ cdef bytes payload_of(span body, int encoding, bint has_escapes, bytes given, bi
     elif not is_json:
         invalid_body(f"A body with contentType '{given.decode()}' must be a string, or bytes as base64 with encoding "
                      "'base64'.")
+    elif not core.msgpack_is_json(body.data, body.size):
+        if given is not None:
+            invalid_body("The body has what JSON has no form for (bytes, an extension type, NaN, infinity, or a key that "
+                         f"is no string), but its contentType is '{given.decode()}'. Publish it without a contentType.")
+        return kept(body, MESSAGEPACK_TYPE, payload)
     else:
         try:
-            try:
-                value = unpack(bytes_of(body))
-            except Exception:
-                value = value_of(bytes_of(body), encoding)  # which says what is wrong
-            if not is_finite(body):
-                raise ValueError("it has no word for NaN and infinity")
-            made = pack_json(value)
+            made = pack_json(unpack(bytes_of(body)))
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as problem:
             invalid_body(f"The body cannot be stored as JSON: {problem}.")
         type = JSON_TYPE

@@ -7,9 +7,9 @@ Who begins a map writes what stands before its first member: in MessagePack that
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport strlen
 from vibemq.grow cimport grow
-from vibemq.protocols.signalr.wire cimport ENCODING_JSON, decimal_put, mp_text_put, mp_unsigned_put, put, span_of
+from vibemq.protocols.signalr.wire cimport ENCODING_JSON, decimal_put, mp_sized_put, mp_text_put, mp_unsigned_put, put, span_of
 from vibemq.storage cimport core
-from vibemq.storage.core cimport OK, bytes_store32, utf8_is_valid, writer_bytes
+from vibemq.storage.core cimport OK, utf8_is_valid, writer_bytes
 
 cdef enum:
     MEMBER_BYTES = 32  # a name or number around what is the message's own
@@ -72,9 +72,7 @@ cdef inline int add_bin(output *out, const uint8_t *data, uint32_t size) except 
         core.json_base64_write(&w, data, size)
         p = w.at
     else:
-        p[0] = 0xC6
-        bytes_store32(p + 1, size)
-        p = put(p + 5, data, size)
+        p = put(mp_sized_put(p, 0xC4, size), data, size)
     out.size = p - out.data
     return 0
 

@@ -15,6 +15,7 @@ cdef enum:
 
 cdef enum:
     RECORD_DEPTH_MAX = 64
+    BODY_DEPTH_MAX = 60       # of a body, which stands in an item: peers read no more than 64 levels of it all
 
 cdef extern from *:
     """
