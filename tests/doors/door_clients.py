@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import json
+import urllib.request
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +28,7 @@ DEADLINE_S = 60
 RECORD_BYTES_MAX = 1 << 20  # of a hub: twice what the largest body here becomes
 LOGIN: dict[str, Any] = {"username": "guest", "password": "guest"}
 BASE64 = "base64"
+GUEST = "Basic " + binascii.b2a_base64(b"guest:guest", newline=False).decode()
 JSON = "application/json"
 SECTION = b"\0\x53"  # how each section of an AMQP 1.0 message begins
 
@@ -334,10 +337,10 @@ def micromsg2_client(served: Running, *offer: str, auto_ack: bool = True) -> Mic
 
 def micromsg2_publish(served: Running, queue: str, messages: Sequence[Message]) -> None:
     """Where a message is JSON, the connection says so; any other content type is a property."""
-    with micromsg2_client(served) as plain, micromsg2_client(served, "json") as json:
+    with micromsg2_client(served) as plain, micromsg2_client(served, "json") as with_json:
         for message in messages:
             is_json = message.content_type == JSON
-            client = json if is_json else plain
+            client = with_json if is_json else plain
             last = {MESSAGE_ID: message.id, CONTENT_TYPE: None if is_json else message.content_type}
             client.send(queue, message.body, {**message.headers, **last})
             client.flush()
@@ -373,6 +376,8 @@ def spark_read(spark: Any, served: Running, queue: str, count: int) -> list[Mess
             bytes(row.value),
             row.message_id,
             row.headers,
+            row.content_type,
+            None if row.key is None else bytes(row.key).decode(),
             offset=row.offset,
             timestamp_ms=round(row.timestamp.timestamp() * 1000),
         )
@@ -396,6 +401,28 @@ def spark_publish(spark: Any, served: Running, queue: str, messages: Sequence[Me
     writer.option("endpoints", f"{served.host}:{served.port}").option("stream", queue).save()
 
 
+# ---- the management API, which shows messages and takes none ----
+
+
+def http_consume(served: Running, queue: str, count: int) -> list[Message]:
+    found: list[Message] = []
+    at = "first"
+    while len(found) < count:
+        url = f"http://{served.host}:{served.ports['admin']}/api/stream/%2F/{queue}/messages?offset={at}"
+        with urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": GUEST})) as answer:
+            page = json.load(answer)
+        found += map(http_message, page["messages"])
+        at = page["next"]
+    return found
+
+
+def http_message(shown: dict[str, Any]) -> Message:
+    body = shown["body"]
+    if shown["encoding"] == BASE64:
+        body = binascii.a2b_base64(body, strict_mode=True)
+    return Message(body, shown["id"], shown["headers"], offset=shown["offset"], timestamp_ms=shown["timestamp"])
+
+
 # ---- the table ----
 
 
@@ -413,6 +440,7 @@ DOORS = {
     "signalr": Door(signalr_publish, signalr_consume, signalr_leave),
     "micromsg2": Door(micromsg2_publish, micromsg2_consume, micromsg2_leave),
 }
+HTTP = "http"  # a reader in the tables of values
 MESSAGEPACK = "messagepack"  # the hub's other encoding: a column of the tables of values, and otherwise the same door
 SPARK = "spark"  # writes what a streams client does, where a row can say it
 TAKERS = [name for name, door in DOORS.items() if door.leave is not None]

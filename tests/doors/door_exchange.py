@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from door_clients import (
     DOORS,
+    HTTP,
     MESSAGEPACK,
     SPARK,
     Door,
     Message,
+    http_consume,
     messagepack_consume,
     messagepack_publish,
     native_client,
@@ -28,7 +30,7 @@ from running import Running
 CONSUMERS = [*(pytest.param(door, id=door) for door in DOORS), pytest.param(SPARK, id=SPARK, marks=pytest.mark.spark)]
 #: Of the tables of values, in which each encoding of the hub is a column.
 WAYS = DOORS | {MESSAGEPACK: Door(messagepack_publish, messagepack_consume)}
-READERS = [*CONSUMERS, pytest.param(MESSAGEPACK, id=MESSAGEPACK)]
+READERS = [*CONSUMERS, pytest.param(MESSAGEPACK, id=MESSAGEPACK), pytest.param(HTTP, id=HTTP)]
 PAIRS = [
     pytest.param(publisher, *consumer.values, id=f"{publisher}-{consumer.id}", marks=consumer.marks)
     for publisher in WAYS
@@ -62,6 +64,8 @@ class Exchange:
         if consumer == SPARK:
             spark = self.request.getfixturevalue("doors_spark")
             return spark_read(spark, self.served, queue or self.queue, count)
+        if consumer == HTTP:
+            return http_consume(self.served, queue or self.queue, count)
         need(consumer)
         return WAYS[consumer].consume(self.served, queue or self.queue, count)
 

@@ -15,7 +15,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from door_clients import MESSAGEPACK, NOTHING, SPARK, Message, Packed, Stored, Unread
+from door_clients import HTTP, MESSAGEPACK, NOTHING, SPARK, Message, Packed, Stored, Unread
 from door_exchange import WAYS
 from door_headers import HEADERS
 from door_limits import LIMITS
@@ -30,6 +30,7 @@ COLUMNS = {
     MESSAGEPACK: "SignalR MessagePack",
     "micromsg2": "MicroMsg2",
     SPARK: "Spark",
+    HTTP: "management API",
 }
 TABLES: Mapping[str, Mapping[str, Row]] = {
     "Bodies": BODIES | VALUES | EMPTY,
@@ -48,8 +49,10 @@ differs from this document.
 - **same**: a reader gets what a publisher of its own protocol says. Other cells show a conversion's result.
 - **in by** names the protocols that can say the value. What comes out does not depend on which of these it came by.
 - Values are written as Python has them. `0x` are bytes. A MessagePack body is shown as its bytes.
-- Spark reads bodies as bytes (`value`), ids and headers as texts. A Spark query writes what a streams client writes
-  where a row of columns can say it.
+- Spark reads bodies as bytes (`value`), and ids, content types, keys and headers as texts. A Spark query writes what a
+  streams client writes where a row of columns can say it.
+- The management API shows messages as `GET /api/stream/VHOST/NAME/messages` does: at most 16 KiB of a body, as
+  text or base64, and no content type and key.
 
 The rules behind the table stand in [ARCHITECTURE.md](../ARCHITECTURE.md#what-maps-to-what).
 """
@@ -106,7 +109,7 @@ def row_of(name: str, row: Row) -> str:
     for door in COLUMNS:
         message = got(row, door)
         is_same = sent[door] is not None and repr(sent[door]) == repr(message)
-        cells.append("same" if is_same else part(message, PLAIN[door]))
+        cells.append("same" if is_same else part(message, got(Row({}, PLAIN), door)))
     return f"| {name} | {by} | " + " | ".join(cells) + " |"
 
 

@@ -11,7 +11,9 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from door_clients import JSON, MESSAGEPACK, NOTHING, Message, Stored, packed
+from door_clients import HTTP, JSON, MESSAGEPACK, NOTHING, SPARK, Message, Stored, packed
+
+from vibemq.admin.api.messages import BODY_BYTES_SHOWN_MAX
 
 TEXT = "text/plain"
 BYTES = "application/octet-stream"
@@ -25,11 +27,32 @@ class Row(NamedTuple):
 
 
 def got(row: Row, consumer: str) -> Message:
-    """A MessagePack client of the hub gets what a JSON client gets, in MessagePack, where the row says nothing else."""
-    if consumer != MESSAGEPACK or consumer in row.got:
+    """What the row says, or where it says nothing what follows from another column.
+
+    A MessagePack client of the hub gets what a JSON client gets, in MessagePack. Spark has the content type and the key
+    that are stored, as a streams client gets them. The management API shows the bytes that MicroMsg2 gives, as a text
+    where they are one, and ids and headers as Spark has them.
+    """
+    if consumer == SPARK:
+        stored = row.got["streams"]
+        return row.got[SPARK]._replace(content_type=stored.content_type, key=stored.key)
+    if consumer in row.got:
         return row.got[consumer]
-    message = row.got["signalr"]
-    return message._replace(body=packed(message.body))
+    if consumer == MESSAGEPACK:
+        message = row.got["signalr"]
+        return message._replace(body=packed(message.body))
+    assert consumer == HTTP
+    message = row.got[SPARK]
+    return Message(shown(row.got["micromsg2"].body), message.id, message.headers)
+
+
+def shown(body: bytes) -> str | bytes:
+    cut = body[:BODY_BYTES_SHOWN_MAX]
+    try:
+        text = cut.decode("utf-8", "strict" if len(cut) == len(body) else "ignore")
+    except UnicodeDecodeError:
+        return cut
+    return cut if "\0" in text else text
 
 
 def sent_in_messagepack(row: Row) -> Message | None:
@@ -392,6 +415,12 @@ IDS = {
     "a key": row(
         "key",
         sent=same("streams", "signalr", value="customer-1"),
-        got={"native": None, "streams": "customer-1", "signalr": "customer-1", "micromsg2": None, "spark": None},
+        got={
+            "native": None,
+            "streams": "customer-1",
+            "signalr": "customer-1",
+            "micromsg2": None,
+            "spark": "customer-1",
+        },
     ),
 }
