@@ -17,7 +17,7 @@ import logging
 import zlib
 
 from libc.stdint cimport int64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from vibemq.broker.client cimport UNDELIVERABLE, WRITTEN
 from vibemq.broker.queue_table cimport QueueTable
 from vibemq.broker.stream cimport Stream
@@ -575,15 +575,19 @@ cdef uint8_t *scratch_room(size_t size) except NULL:
 
 cdef tuple as_json(const uint8_t *payload, uint32_t size, bint of_messagepack):
     cdef writer_bytes w
-    cdef bytearray out = bytearray(core.MSGPACK_JSON_SIZE_MAX(size) if of_messagepack else core.JSON_STRING_SIZE_MAX(size))
-    w = core.bytes_writer(<uint8_t *> <char *> out, len(out))
-    if of_messagepack:
-        if core.msgpack_json_write(&w, payload, size) != OK:
-            raise AssertionError("MSGPACK_JSON_SIZE_MAX was too small")
-        return bytes(out[:w.at - <uint8_t *> <char *> out]), False
-    if core.json_string_write(&w, payload, size) == OK:
-        return bytes(out[:w.at - <uint8_t *> <char *> out]), False
-    out = bytearray(core.JSON_BASE64_SIZE(size))
-    w = core.bytes_writer(<uint8_t *> <char *> out, len(out))
-    core.json_base64_write(&w, payload, size)
-    return bytes(out[:w.at - <uint8_t *> <char *> out]), True
+    cdef size_t most = core.MSGPACK_JSON_SIZE_MAX(size) if of_messagepack else core.JSON_STRING_SIZE_MAX(size)
+    cdef uint8_t *out = <uint8_t *> malloc(most)  # several times the payload; memory that is not written costs nothing
+    cdef bint is_base64 = False
+    if out == NULL:
+        raise MemoryError
+    try:
+        w = core.bytes_writer(out, most)
+        if of_messagepack:
+            if core.msgpack_json_write(&w, payload, size) != OK:
+                raise AssertionError("MSGPACK_JSON_SIZE_MAX was too small")
+        elif core.json_string_write(&w, payload, size) != OK:
+            is_base64, w = True, core.bytes_writer(out, most)
+            core.json_base64_write(&w, payload, size)
+        return (<char *> out)[:w.at - out], is_base64
+    finally:
+        free(out)
