@@ -146,6 +146,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.asked_from: dict[str, int] = {}  # from where on `seen` has limits in bytes
         self.names: list[str] = []  # that are read, when this was looked up
         self.missing: set[str] = set()
+        self.planned: set[str] = set()  # streams of the batches that this process has planned
         self.named_at = float("-inf")
         self.now_ms = time.time_ns() // 1_000_000  # what times before now count from
         self.patience = Patience(options)
@@ -157,6 +158,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
             starts = patiently(self.options, self._starts)
             self.initial = offsets.to_dict(starts)
             self.here = starts
+            self.planned.update(starts)
         return self.initial
 
     def _starts(self, taken: Any) -> Positions:
@@ -204,6 +206,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
             return nothing_new
         self.idle_since = float("-inf")
         self.planned_at = time.monotonic()
+        self.planned.update(end)
         is_first = self.initial is not None and here == offsets.from_dict(self.initial)
         return offsets.to_dict(end, here if is_first else None)
 
@@ -308,6 +311,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts = (start == self.initial and offsets.began(end)) or offsets.from_dict(start)
         if self.options.fail_on_data_loss:
             ranges.read_positions(self.options, starts | ends)
+            self._require_partitions(starts | ends)
         self.here = ends
         wanted = [ranges.between(self.options, stream, starts.get(stream), ends[stream]) for stream in sorted(ends)]
         has = self._facts([each for each in wanted if each.start < each.end])
@@ -320,6 +324,22 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
                 # From here on its first record is a place like any other: tasks tell what retention takes behind it.
                 found.append(part._replace(start=first, from_first=False) if each.from_first else part)
         return tasks(self.options, plans.parts(found, has))
+
+    def _require_partitions(self, replayed: Positions) -> None:
+        """Raise OtherStreams where a batch of the checkpoint is of streams outside the super stream that is read.
+
+        Spark replays such a batch before it asks for the next one. A deleted partition is lost data instead.
+        """
+        new = replayed.keys() - self.planned
+        if not self.options.super_stream or not new:
+            return
+
+        def others(taken: Any) -> list[str]:
+            return sorted(name for name in new.difference(names(taken, self.options)) if taken.exists(name))
+
+        if found := patiently(self.options, others):
+            raise ranges.OtherStreams(self.options, found)
+        self.planned |= new
 
     def _facts(self, wanted: list[Range]) -> dict[str, Facts]:
         """What the broker says about these ranges and where they may be cut; without those whose stream is gone."""
