@@ -2,7 +2,8 @@
  *
  * offsets: the file of stored offsets.
  *
- *   header   "VMQO" u32 | version u32 | generation u64 | CRC-32 u32 of these 16 bytes | zeros
+ *   header   "VMQO" u32 | version u32 | generation u64 | CRC-32 u32 of these 16 bytes | places u32 | CRC-32 u32 of the 24
+ *            bytes before it | zeros
  *   record   CRC-32 u32 of all that follows | kind u8 = 1 | size u8 | 0 u16 | written i64, ms | offset u64 |
  *            reference | zeros
  */
@@ -18,6 +19,8 @@
 #define REFERENCE_AT 24u
 #define SCAN_RECORDS 32u /* at a time: 16 KiB of stack */
 #define NOWHERE OFFSETS_REFERENCES_MAX
+#define PLACES_AT OFFSETS_HEADER_BYTES /* behind the header that every version has; 0, and no check, in older files */
+#define PLACES_BYTES 8u
 
 struct offsets {
     int fd;
@@ -104,11 +107,14 @@ void offsets_close(struct offsets *o)
 
 uint32_t offsets_damaged(const struct offsets *o) { return o->damaged; }
 
-static err header_store(struct offsets *o, uint64_t generation, struct fault *f)
+/* `places`: how many the file has at least, so that a file that was cut is known for it. */
+static err header_store(struct offsets *o, uint64_t generation, uint32_t places, struct fault *f)
 {
     uint8_t header[OFFSETS_RECORD_BYTES] = {0};
     bytes_store64(header + 8, generation);
     file_header_seal(header, OFFSETS_HEADER_BYTES, OFFSETS_MAGIC, OFFSETS_VERSION);
+    bytes_store32(header + PLACES_AT, places);
+    bytes_store32(header + PLACES_AT + 4, crc32_update(0, header, PLACES_AT + 4));
     err e = file_write(o->fd, o->path, header, sizeof header, 0, f);
     if (!e) o->generation = generation;
     return e;
@@ -149,7 +155,7 @@ static bool scan_next(struct scan *at, struct fault *f)
 /* With the lock held: know what the file holds now. */
 static err look(struct offsets *o, struct fault *f)
 {
-    uint8_t header[OFFSETS_HEADER_BYTES] = {0};
+    uint8_t header[OFFSETS_HEADER_BYTES + PLACES_BYTES] = {0};
     uint64_t generation;
     size_t got;
     err e = file_read(o->fd, o->path, header, sizeof header, 0, &got, f);
@@ -160,9 +166,11 @@ static err look(struct offsets *o, struct fault *f)
     o->known = false;
     if (e) { /* new, or its header is damaged: a number that nobody remembers */
         e = file_random(&generation, sizeof generation, f);
-        if (!e) e = header_store(o, generation, f);
+        if (!e) e = header_store(o, generation, 0, f);
         if (e) return e;
     }
+    bool knows_places = bytes_load32(header + PLACES_AT + 4) == crc32_update(0, header, PLACES_AT + 4);
+    uint32_t places = knows_places ? bytes_load32(header + PLACES_AT) : 0;
     o->generation = generation;
     o->count = o->damaged = 0;
     memset(o->hash, 0, sizeof o->hash);
@@ -172,6 +180,7 @@ static err look(struct offsets *o, struct fault *f)
         o->damaged += at.state == ERR_CORRUPT;
     }
     o->known = !at.failed;
+    if (!at.failed && places > o->count && places <= OFFSETS_REFERENCES_MAX) o->damaged += places - o->count;
     return at.failed;
 }
 
@@ -243,7 +252,7 @@ static err make_room(struct offsets *o, uint32_t *place, bool *evicted, struct f
     }
     *place = i;
     /* Before the record: a handle that remembers the place under another name looks again. */
-    return header_store(o, o->generation + 1, f);
+    return header_store(o, o->generation + 1, o->count, f);
 }
 
 err offsets_store(struct offsets *o, const char *reference, uint32_t bytes, uint64_t offset, bool *evicted,
@@ -269,7 +278,11 @@ err offsets_store(struct offsets *o, const char *reference, uint32_t bytes, uint
     }
     if (!e) {
         o->hash[place] = reference_hash(reference, bytes);
-        if (place >= o->count) o->count = place + 1;
+        bool is_new_place = place >= o->count;
+        if (is_new_place) o->count = place + 1;
+        /* After the record: a process that is killed before has lost nothing that a warning should speak of.  The offset
+         * is stored; without this number only a cut of the file stays unnoticed. */
+        if (is_new_place) header_store(o, o->generation, o->count, NULL);
     }
     return unlock(o, e);
 }

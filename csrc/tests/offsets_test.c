@@ -463,3 +463,31 @@ TEST(what_was_stored_is_there_whoever_was_killed)
     offsets_close(o);
     munmap(board, sizeof *board);
 }
+
+TEST(offsets_that_a_cut_file_has_lost_are_counted)
+{
+    const char *directory = directory_new();
+    struct offsets *o;
+    bool evicted;
+    char file[600];
+    EXPECT_OK(offsets_open(directory, &o, NULL));
+    for (unsigned i = 0; i < 10; i++) {
+        char name[8];
+        EXPECT_OK(offsets_store(o, name, (uint32_t)snprintf(name, sizeof name, "c%u", i), i, &evicted, NULL));
+    }
+    EXPECT_EQ(0, offsets_damaged(o));
+    offsets_close(o);
+    snprintf(file, sizeof file, "%s/offsets", directory);
+    for (unsigned left = 10; left-- > 0;) {
+        uint64_t offset;
+        EXPECT_EQ(0, truncate(file, (off_t)(left + 1) * OFFSETS_RECORD_BYTES + (off_t)test_random_below(512)));
+        EXPECT_OK(offsets_open(directory, &o, NULL));
+        EXPECT_ERR(ERR_NOT_FOUND, offsets_get(o, "c9", 2, &offset, NULL));
+        EXPECT_EQ(10 - left, offsets_damaged(o));
+        if (left) {
+            EXPECT_OK(offsets_get(o, "c0", 2, &offset, NULL));
+            EXPECT_EQ(0, offset);
+        }
+        offsets_close(o);
+    }
+}

@@ -18,6 +18,8 @@ from running import wait_until, written
 from test_failures import bodies, connected, event, lost, serving, whole
 
 from vibemq.errors import VibeMQError
+from vibemq.remote.indexes import IndexMaker
+from vibemq.remote.objects import Kind, opened, read_place
 from vibemq.remote.restoring import HARMED
 
 pytest.importorskip("obstore", reason="needs the extra remote")
@@ -61,6 +63,17 @@ def flip(store, key):
     store.overwrite(key, bytes(body))
 
 
+def test_an_index_made_of_a_segments_bytes_is_the_one_that_was_written(history):
+    for key in segments(history):
+        place, _ = read_place(key)
+        body = opened(key, Kind.SEGMENT, history.read(key))
+        index = opened(place.key("index"), Kind.INDEX, history.read(place.key("index")))
+        for step in (len(body), 1000):
+            maker = IndexMaker(place)
+            assert all(maker.take(at, body[at : at + step]) for at in range(0, len(body), step))
+            assert maker.body == index
+
+
 def read_what_can_be(connection, wanted=frozenset(range(COUNT))):
     """From every place on; each is what was written. Only what is wanted is waited for longer than a moment."""
     found: set[int] = set()
@@ -75,20 +88,26 @@ def read_what_can_be(connection, wanted=frozenset(range(COUNT))):
 
 
 @pytest.mark.parametrize("suffix", ["segment", "index"])
-@pytest.mark.parametrize("harm", ["deleted", "damaged"])
+@pytest.mark.parametrize("harm", ["deleted", "damaged", "cut"])
 def test_what_is_left_is_served_and_what_is_harmed_is_named(tmp_path, history, capfd, suffix, harm):
     key = segments(history, suffix)[1]
     if harm == "deleted":
         history.delete(key)
-    else:
+    elif harm == "damaged":
         flip(history, key)
+    else:
+        body = history.read(key)
+        history.overwrite(key, body[: len(body) * 2 // 3])
     first, after = (int(word) for word in key.rpartition("/")[2].split("-")[:2])
     with serving(tmp_path / "other", history) as running, connected(running, 10) as connection:
         for number in range(3):
             assert whole(connection, 10, f"other{number}") == 10
         # A log has no holes: where nothing says that a segment ever was, it begins behind it.
         lost_from = 0 if (suffix, harm) == ("segment", "deleted") else first
-        wanted = set(range(COUNT)) - set(range(lost_from, after))
+        lost = set(range(lost_from, after)) if suffix == "segment" else set()
+        if (suffix, harm) == ("segment", "cut"):
+            lost = set(range(first + (after - first) * 2 // 3 - 50, after))  # the chunks behind the cut
+        wanted = set(range(COUNT)) - lost
         assert wanted <= read_what_can_be(connection, wanted), "nothing else is missing"
         with connection.publisher("events", "ref") as publisher:
             assert publisher.next_id == COUNT + 1
@@ -99,6 +118,26 @@ def test_what_is_left_is_served_and_what_is_harmed_is_named(tmp_path, history, c
     else:
         incarnation = key.split("/")[1]
         assert key in said or f"{incarnation}/{first:020}.segment" in said
+
+
+@pytest.mark.parametrize("harm", ["damaged", "cut", "version"])
+def test_a_damaged_format_object_is_named_at_once_and_the_bucket_stays_as_it_was(tmp_path, history, capfd, harm):
+    body = bytearray(history.read("format"))
+    if harm == "version":
+        body[-12] ^= 1  # its check does not say so: no newer vibemq wrote it
+    elif harm == "damaged":
+        body[3] ^= 1
+    before = {key: history.read(key) for key in history.keys("")}
+    history.overwrite("format", bytes(body[:-5] if harm == "cut" else body))
+    with pytest.raises(AssertionError, match="no ready line"), serving(tmp_path / "other", history):
+        pass
+    said = written(capfd)
+    assert "object format in the bucket is damaged" in said and "put the object `format` back" in said
+    assert "does not answer yet" not in said and "newer" not in said
+    history.overwrite("format", before["format"])
+    assert {key: history.read(key) for key in history.keys("")} == before
+    with serving(tmp_path / "third", history) as running, connected(running) as connection:
+        assert whole(connection, 10, "other2") == 10
 
 
 def test_a_damaged_write_ahead_object_is_named_and_takes_nothing_else_with_it(tmp_path, history, capfd):

@@ -18,8 +18,9 @@ import vibemq.storage.cold as cold
 from vibemq.config import Remote
 from vibemq.errors import RemoteError, StorageError
 from vibemq.once_a_minute import OnceAMinute
-from vibemq.remote.bucket import Bucket
-from vibemq.remote.objects import Kind, Place
+from vibemq.remote.bucket import Bucket, Missing
+from vibemq.remote.indexes import INDEX_HEADER_BYTES, IndexMaker, index_fault
+from vibemq.remote.objects import Damaged, Kind, Place
 from vibemq.remote.stubs import place_of
 
 #: Ahead of a reader, who may be quicker than the store: in one second 16 of them are 1 Gbit/s.
@@ -145,8 +146,20 @@ class Cache:
         at = number * cold.BLOCK_BYTES
         until = min(at + cold.BLOCK_BYTES, cached.blocks.size_bytes)
         async with self._slots:
-            data = await self.bucket.read_part(cached.place.key(), Kind.SEGMENT, at, until)
+            data = await self._read_part(cached.place, at, until)
             await asyncio.get_running_loop().run_in_executor(self._writers, cached.put, number, data)
+
+    async def _read_part(self, place: Place, at: int, until: int) -> memoryview:
+        """Read a block.  Of an object that was cut, or whose trailer is damaged, readers find the whole chunks."""
+        key = place.key()
+        try:
+            return await self.bucket.read_part(key, Kind.SEGMENT, at, until)
+        except Damaged as problem:
+            if self.bucket.keys is not None:
+                raise  # without its trailer nothing of it can be decrypted
+            said = "%s: its whole chunks are served; put it back from a version or a copy of the bucket"
+            self._says.say(key, said, problem)
+            return await self.bucket.read_damaged_part(key, at, until)
 
     def _fetched(self, block: Block, task: asyncio.Task[None]) -> None:
         cached, number = block
@@ -205,17 +218,36 @@ class Cache:
         """Have a segment's index in its log's directory."""
         directory = os.path.join(self.streams_dir, incarnation)
         path = os.path.join(directory, f"{segment:020}.index")
-        if os.path.exists(path):
+        place = _place(directory, incarnation, segment)
+        if await asyncio.to_thread(_is_index, path, place):
             return
         task = self._indexes.get(path)
         if task is None:  # several readers may want one at once
-            key = _place(directory, incarnation, segment).key("index")
-            task = self._indexes[path] = asyncio.get_running_loop().create_task(self._fetch_index(key, path))
+            fetch = self._fetch_index(directory, place, path)
+            task = self._indexes[path] = asyncio.get_running_loop().create_task(fetch)
             task.add_done_callback(lambda _: self._indexes.pop(path))
         await asyncio.shield(task)
 
-    async def _fetch_index(self, key: str, path: str) -> None:
-        await asyncio.to_thread(_write_whole, path, await self.bucket.read(key, Kind.INDEX))
+    async def _fetch_index(self, directory: str, place: Place, path: str) -> None:
+        key = place.key("index")
+        try:
+            body = await self.bucket.read(key, Kind.INDEX)
+            fault, _ = index_fault(place, body)
+        except (Damaged, Missing) as problem:
+            fault = str(problem)
+        if fault:
+            self._says.say(key, "%s: %s; it is made anew of its segment, here and not in the bucket", key, fault)
+            stub = cold.stub(directory, place.first)
+            body = await self._index_of(place, stub.size_bytes if stub is not None else 0)
+        await asyncio.to_thread(_write_whole, path, body)
+
+    async def _index_of(self, place: Place, size: int) -> memoryview:
+        """An index of the segment's chunks up to the first damaged one: readers find the others without it."""
+        maker = IndexMaker(place)
+        for at in range(0, size, cold.BLOCK_BYTES):
+            if not maker.take(at, await self._read_part(place, at, min(size, at + cold.BLOCK_BYTES))):
+                break
+        return memoryview(maker.body)
 
     async def close(self) -> None:
         tasks = [*self._fetching.values(), *self._indexes.values()]
@@ -231,6 +263,15 @@ def _place(directory: str, incarnation: str, segment: int) -> Place:
     if stub is None:
         raise RemoteError(f"segment {segment} of {incarnation} is not in the object store")
     return place_of(incarnation, stub)
+
+
+def _is_index(path: str, place: Place) -> bool:
+    """Is an index of this segment here whose header is whole?"""
+    try:
+        with open(path, "rb") as file:
+            return not index_fault(place, memoryview(file.read(INDEX_HEADER_BYTES)))[0]
+    except FileNotFoundError:
+        return False
 
 
 def _left(streams_dir: str) -> list[tuple[str, int]]:

@@ -10,6 +10,13 @@ _INDEX_HEADER = struct.Struct(">4sIQI8xI")
 _INDEX_RECORD_BYTES = 32
 _TRACKING_HEADER = struct.Struct(">4sIQI")
 _CHECK = struct.Struct(">I")
+_INDEX_RECORD = struct.Struct(">QqIII")
+_SEED = struct.Struct(">I")
+INDEX_HEADER_BYTES = _INDEX_HEADER.size
+SEGMENT_HEADER_BYTES = 64
+#: A chunk's header (csrc/log/FORMAT.md).
+_CHUNK = struct.Struct(">BBHIqIIQIIIB3s")
+_CHUNK_MAGIC = 0x50
 
 
 def index_fault(place: Place, body: memoryview) -> tuple[str, int]:
@@ -39,3 +46,31 @@ def tracking_fault(place: Place, body: memoryview) -> str:
     if version != 1:
         return f"it is of version {version}, known is version 1"
     return f"it belongs before offset {segment}, and its name says {place.next}" if segment != place.next else ""
+
+
+class IndexMaker:
+    """Makes a segment's index of its bytes, which come in order."""
+
+    def __init__(self, place: Place) -> None:
+        self._seed = _SEED.pack(place.seed)
+        self._next = SEGMENT_HEADER_BYTES  # where the next chunk begins
+        self._rest = b""  # of a header that the piece before has begun
+        head = _INDEX_HEADER.pack(b"VMQI", 1, place.first, place.seed, 0)[: -_CHECK.size]
+        self.body = bytearray(head + _CHECK.pack(crc32(head)))
+
+    def take(self, at: int, piece: memoryview) -> bool:
+        """Take the bytes from position ``at`` on; return False at the first damaged chunk header."""
+        data = self._rest + bytes(piece)
+        at -= len(self._rest)
+        while self._next + _CHUNK.size <= at + len(data):
+            found = _CHUNK.unpack_from(data, self._next - at)
+            magic, _, _, records, timestamp_ms, _, _, chunk_id, _, size, trailer, filtered, check = found
+            header = data[self._next - at : self._next - at + _CHUNK.size - len(check)] + bytes(len(check))
+            if magic != _CHUNK_MAGIC or crc32(self._seed + header) >> 8 != int.from_bytes(check):
+                return False
+            whole = _CHUNK.size + filtered + size + trailer
+            record = _INDEX_RECORD.pack(chunk_id, timestamp_ms, self._next, whole, records)
+            self.body += record + _CHECK.pack(crc32(self._seed + record))
+            self._next += whole
+        self._rest = data[max(0, self._next - at) :]
+        return True

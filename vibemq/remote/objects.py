@@ -70,15 +70,15 @@ def read_trailer(key: str, kind: Kind, tail: Buffer, size: int) -> Trailer:
     body, crc, key_size, found, number, nonce, version, magic = _TRAILER.unpack(trailer[: -_CHECK.size])
     if magic != MAGIC:
         raise damaged(key, "it does not end as an object of VibeMQ does: it was cut, or is somebody else's")
-    if version != VERSION:
-        raise RemoteError(
-            f"object {key} is of version {version}, known is version {VERSION}",
-            hint="a newer VibeMQ wrote it: start that one",
-        )
     if bytes(tail[-TRAILER_BYTES - len(name) : -TRAILER_BYTES]) != name or key_size != len(name):
         raise damaged(key, "it says that it is another object: it was renamed or copied")
     if crc32(name + trailer[: -_CHECK.size]) != _CHECK.unpack(trailer[-_CHECK.size :])[0]:
         raise damaged(key, "its trailer is not what was written")
+    if version != VERSION:  # the check covers it, so no damage says this
+        raise RemoteError(
+            f"object {key} is of version {version}, known is version {VERSION}",
+            hint="a newer VibeMQ wrote it: start that one",
+        )
     if body != size - len(name) - TRAILER_BYTES or found != kind:
         raise damaged(key, f"its body should have {body} bytes and be of kind {found}")
     return Trailer(body, crc, kind, number, nonce)

@@ -121,6 +121,11 @@ async def _patiently(bucket: Bucket) -> tuple[str, bool]:
                 await bucket.create(FORMAT_KEY, Kind.FORMAT, to_json(cluster=secrets.token_hex(8)))
         except Taken:
             continue  # somebody else has just made it
+        except Damaged as problem:
+            raise RemoteError(
+                f"the bucket {bucket.url} cannot be told from another cluster's: {problem}",
+                hint=f"put the object `{FORMAT_KEY}` back from a version or a copy of the bucket, which is as it was",
+            ) from None
         except RemoteError as problem:
             if time.monotonic() >= deadline_s:
                 raise
