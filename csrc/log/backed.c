@@ -117,12 +117,18 @@ static bool meets(const struct recovery *rc, uint64_t end, uint64_t first)
            (end < first && segment_header_load(rc->directory, first, &h, NULL) == OK && h.suspect_position > 0);
 }
 
+/* With durability `os`: were the chunks here confirmed, though those between them and the stored part are lost? */
+static bool is_kept_apart(const struct recovery *rc)
+{
+    return rc->keeps_behind && rc->stored_to && rc->list.count > 0 && rc->list.first[0] > rc->stored_to;
+}
+
 /* What is here does not go on where the stored part ends.  If it was promised, a stub is missing.  If not, the power cut
- * took what lay between, and as in any log that is its end. */
+ * took what lay between, and as in any log that is its end, or with durability `os` a gap. */
 static err drop_what_is_apart(struct recovery *rc, struct fault *f)
 {
     if (rc->list.count == 0 || rc->durable.segment >= rc->list.first[0]) return OK;
-    return meets(rc, rc->stored_to, rc->list.first[0]) ? OK : recovery_drop(rc, 0, f);
+    return (is_kept_apart(rc) && rc->list.bytes[0] > SEGMENT_HEADER_BYTES) || meets(rc, rc->stored_to, rc->list.first[0]) ? OK : recovery_drop(rc, 0, f);
 }
 
 static int by_first(const void *a, const void *b)
@@ -184,7 +190,7 @@ err backed_join(struct recovery *rc, uint64_t *first_offset, struct fault *f)
     uint32_t from = rc->piece_count;
     *first_offset = rc->list.count ? rc->list.first[0] : rc->commit.segment;
     /* With nothing left behind the stubs the log goes on where they end, or later: that is no hole, but what was lost. */
-    bool joined = rc->list.count == 0;
+    bool joined = rc->list.count == 0 || is_kept_apart(rc);
     while (from > 0 && (joined || meets(rc, rc->pieces[from - 1].next, *first_offset))) {
         *first_offset = rc->pieces[--from].first;
         joined = false;

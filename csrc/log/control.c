@@ -87,6 +87,12 @@ void control_durable_set(struct control *c, const struct durable *record)
     record_store(&c->durable_sequence, &c->durable_slots[0][0], DURABLE_WORDS, words);
 }
 
+void control_remote_set(struct control *c, uint64_t offset)
+{
+    atomic_store_explicit(&c->remote_offset, offset, memory_order_release);
+    atomic_store_explicit(&c->remote_check, words_check(&offset, 1), memory_order_relaxed);
+}
+
 /* ---- failed ranges ---- */
 
 static uint64_t failed_check(const struct control *c)
@@ -154,6 +160,7 @@ static void control_fill(struct control *c, const struct control_init *init, uin
     atomic_init(&c->failed_check, failed_check(c));
     control_limits_set(c, &init->options);
     atomic_init(&c->first_offset, init->first_offset);
+    control_remote_set(c, 0);
     control_durable_set(c, &init->durable);
     control_commit(c, &init->commit);
 }
@@ -298,6 +305,10 @@ bool control_is_whole(const struct control *c)
     unsigned slot = words[COMMIT_WORDS] & 1;
     for (unsigned i = 0; i < COMMIT_WORDS; i++) words[i] = atomic_load(&c->slots[slot][i]);
     if (atomic_load(&c->commit_checks[slot]) != commit_check(words)) return false;
+    /* A sequence that was damaged to the number before names a whole record, and the other slot has a later one. */
+    words[COMMIT_WORDS]++;
+    for (unsigned i = 0; i < COMMIT_WORDS; i++) words[i] = atomic_load(&c->slots[!slot][i]);
+    if (atomic_load(&c->commit_checks[!slot]) == commit_check(words)) return false;
     slot = atomic_load(&c->durable_sequence) & 1;
     for (unsigned i = 0; i < DURABLE_WORDS; i++) words[i] = atomic_load(&c->durable_slots[slot][i]);
     return words[DURABLE_WORDS - 1] == durable_check(words) && c->fixed_check == fixed_check(c) &&
@@ -313,7 +324,9 @@ err control_reset(struct control *c, const char *directory, struct fault *f)
     atomic_store(&c->repair_wanted, 1);
     atomic_store(&c->readers, 0);
     atomic_store(&c->holders, 0);
-    atomic_store(&c->remote_offset, 0); /* the archiver says it again before anything is confirmed by it */
+    /* A damaged one is not believed: the archiver sends again and raises it. */
+    uint64_t remote = atomic_load(&c->remote_offset);
+    if (c->fixed_check && atomic_load(&c->remote_check) != words_check(&remote, 1)) control_remote_set(c, 0);
     return OK;
 }
 

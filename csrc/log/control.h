@@ -86,6 +86,7 @@ struct control {
     _Atomic uint64_t local_bytes_max, local_age_ms_max;
     _Atomic uint64_t commit_checks[2];             /* of each slot of the commit record and its sequence */
     _Atomic uint64_t failed_check;                 /* of failed_count and failed */
+    _Atomic uint64_t remote_check;                 /* of remote_offset */
 };
 #define CONTROL_HEAD_CHECK_AT 84u
 extern const struct file_page_kind control_kind;
@@ -158,6 +159,8 @@ bool control_failed_covers(const struct control *c, uint64_t first, uint64_t nex
 /* Do the checks of a page in memory hold?  A page without checks, as older brokers made it, is believed.  Only while no
  * other process has the log open. */
 bool control_is_whole(const struct control *c);
+/* Publish a higher remote_offset.  By the archiver alone. */
+void control_remote_set(struct control *c, uint64_t offset);
 /* Before the first process of a broker uses the page: make both locks anew, and forget the processes that used it. */
 err control_reset(struct control *c, const char *directory, struct fault *f);
 

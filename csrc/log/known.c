@@ -41,6 +41,41 @@ uint64_t recovery_suspect_from(const struct recovery *rc, uint32_t i)
     return 0;
 }
 
+/* A file that lacks bytes which the control page names. */
+static bool is_short(const struct file_path *path, uint64_t bytes, struct fault *f)
+{
+    struct stat st;
+    err e = file_stat_of(path->text, &st, f);
+    if (!e && (uint64_t)st.st_size < bytes) e = fault_set(f, ERR_TRUNCATED, 0, path->text, 0, bytes, (uint64_t)st.st_size);
+    return e != OK;
+}
+
+/* A start of the broker does this for each of its logs: a look at three files. */
+bool recovery_fits(struct log *l, struct fault *f)
+{
+    struct commit c;
+    struct control *control = log_control(l);
+    uint32_t seed;
+    int fd;
+    control_committed(control, &c);
+    struct file_path path = file_path_name(l->directory, "control");
+    if (!control_is_whole(control)) {
+        fault_set(f, ERR_CORRUPT, 0, path.text, 0, 0, 0);
+        return false;
+    }
+    if (segment_open(l->directory, c.segment, false, &fd, &seed, f)) return false;
+    file_close(&fd);
+    path = file_path_numbered(l->directory, c.segment, SEGMENT_SUFFIX);
+    if (is_short(&path, c.position, f)) return false;
+    path = file_path_numbered(l->directory, c.segment, INDEX_SUFFIX);
+    if (is_short(&path, INDEX_HEADER_BYTES + c.chunks * INDEX_RECORD_BYTES, f)) return false;
+    uint64_t first = atomic_load(&control->first_offset);
+    path = file_path_numbered(l->directory, first, STUB_SUFFIX);
+    if (first == c.segment || !is_short(&path, 0, NULL)) return true;
+    path = file_path_numbered(l->directory, first, SEGMENT_SUFFIX);
+    return !is_short(&path, 0, f);
+}
+
 /* For a chunk whose header alone is looked at; its index record is compared, too. */
 #define HEADER_COST_BYTES 1024u
 

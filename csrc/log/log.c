@@ -123,6 +123,29 @@ void log_close(struct log *l)
 
 struct control *log_control(struct log *l) { return l->control; }
 
+/* Its index is gone: make it anew of the chunks that are committed. */
+static err index_anew(const struct log *l, const struct commit *c, int segment_fd, uint32_t seed, int *fd, struct fault *f)
+{
+    struct scan s = {.fd = segment_fd, .seed = seed, .segment = c->segment, .limit = c->position, .directory = l->directory};
+    uint64_t id = c->segment, position = SEGMENT_HEADER_BYTES;
+    uint32_t count = 0;
+    err e = index_create(l->directory, c->segment, seed, fd, f);
+    while (!e && position < c->position && count < c->chunks) {
+        struct chunk found;
+        uint8_t bytes[INDEX_RECORD_BYTES];
+        if (scan_header(&s, position, &found, NULL) == OK && found.chunk_id >= id) {
+            struct index_record r = {.chunk_id = found.chunk_id, .timestamp_ms = found.timestamp_ms, .position = (uint32_t)position,
+                                     .chunk_bytes = (uint32_t)chunk_bytes(&found), .records = found.records};
+            index_record_write(&r, seed, bytes);
+            e = file_write(*fd, l->index_path, bytes, sizeof bytes, INDEX_HEADER_BYTES + count * INDEX_RECORD_BYTES, f);
+            count++;
+        }
+        if (!e) e = scan_past(&s, 0, &position, &id, f);
+    }
+    if (e) file_close(fd);
+    return e;
+}
+
 err log_open_active(struct log *l, const struct commit *c, struct fault *f)
 {
     if (l->segment_fd >= 0 && l->segment == c->segment) return OK;
@@ -132,6 +155,7 @@ err log_open_active(struct log *l, const struct commit *c, struct fault *f)
     err e = segment_open(l->directory, c->segment, true, &segment_fd, &seed, f);
     if (e) return e;
     e = file_open_numbered(&path, l->directory, c->segment, INDEX_SUFFIX, O_RDWR, &index_fd, f);
+    if (e == ERR_NOT_FOUND) e = index_anew(l, c, segment_fd, seed, &index_fd, f);
     if (e) file_close(&segment_fd);
     else log_set_active(l, c->segment, seed, segment_fd, index_fd);
     return e;

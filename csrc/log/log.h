@@ -87,6 +87,11 @@ err log_publishers(struct log *l, struct log_publisher *out, uint32_t *count, st
  * offset and log_sync_failed says no, and refused when log_sync_failed says yes. */
 err log_sync(struct log *l, uint64_t *durable_offset, struct fault *f);
 
+/* The same for a log that this process does not have open.  What cannot be opened, as before its recovery, is no error. */
+err log_sync_rest(const char *directory, struct fault *f);
+/* Is there a closed segment that is not known to be durable? */
+bool log_closed_is_unsynced(const struct log *l);
+
 /* Does [first_offset, next_offset) touch offsets whose fdatasync failed?  For good.  Thread-safe. */
 bool log_sync_failed(const struct log *l, uint64_t first_offset, uint64_t next_offset);
 

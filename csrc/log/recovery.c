@@ -13,9 +13,12 @@
  * 4. Build the deduplication table, and last of all the control block.  Until that
  *    is of this boot everything above can be done again.
  *
- * A walk of a segment has two parts.  Up to `verify_from` the bytes are known to be durable: damage
- * there is stepped over and costs nothing behind it.  From there on nothing was
- * promised: the first chunk that is not right in every way ends the segment.
+ * A walk of a segment has two parts.  Up to `verify_from` the bytes are known to be durable: damage there is stepped over
+ * and costs nothing behind it.  From there on nothing was promised to survive, and the durability decides.  With `disk` and
+ * `remote` nothing there was confirmed: the first chunk that is not right in every way ends the segment, so that a
+ * publishing id in a later chunk never stands for an earlier one that is lost.  With `os` every chunk was confirmed when it
+ * was written: a wrong one is stepped over where the next fits exactly behind it (step_over), and a whole later segment
+ * stays.
  */
 #include "recovery.h"
 
@@ -23,20 +26,34 @@
 
 #include "../base/grow.h"
 
+static void put_path(char out[FAULT_WHERE_MAX_BYTES], const struct file_path *path)
+{
+    struct fault named;
+    fault_set(&named, OK, 0, path->text, 0, 0, 0); /* keeps the tail of a long path */
+    memcpy(out, named.where, FAULT_WHERE_MAX_BYTES);
+}
+
 /* ---- walking a segment ---- */
 
 /* A sector that cannot be read is damage like any other: it must not keep a stream from starting. */
 static bool is_damage(err e) { return e == ERR_CORRUPT || e == ERR_IO; }
 
-static err note_chunk(struct walk *w, const struct chunk *c, struct fault *f)
+static err note_record(struct walk *w, const struct index_record *record, struct fault *f)
 {
     uint64_t at = INDEX_HEADER_BYTES + w->index_records * INDEX_RECORD_BYTES; /* the header is written last */
     if (grow(&w->index, &w->index_capacity, at + INDEX_RECORD_BYTES, 1, w->scan.directory, f)) return ERR_NO_MEMORY;
+    index_record_write(record, w->scan.seed, w->index + at);
+    w->index_records++;
+    return OK;
+}
+
+static err note_chunk(struct walk *w, const struct chunk *c, struct fault *f)
+{
     struct index_record record = {.chunk_id = c->chunk_id, .timestamp_ms = c->timestamp_ms,
                                   .position = (uint32_t)w->position, .chunk_bytes = (uint32_t)chunk_bytes(c),
                                   .records = c->records};
-    index_record_write(&record, w->scan.seed, w->index + at);
-    w->index_records++;
+    err e = note_record(w, &record, f);
+    if (e) return e;
     w->next_offset = c->chunk_id + c->records;
     if (c->type == CHUNK_USER) w->last_chunk = c->chunk_id;
     w->timestamp_ms = c->timestamp_ms;
@@ -94,13 +111,81 @@ static err chunk_right(const struct walk *w, const struct chunk *c, bool id_know
     return e;
 }
 
-static err walk_promised_nothing(struct walk *w, bool id_known, struct fault *f)
+/* The chunk at the walk's place, by its own header or else by its index record.  False: neither fits there. */
+static bool damaged_chunk(const struct walk *w, struct index_record *out)
+{
+    struct chunk c;
+    if (scan_header(&w->scan, w->position, &c, NULL) == OK)
+        *out = (struct index_record){.chunk_id = c.chunk_id, .timestamp_ms = c.timestamp_ms,
+                                     .position = (uint32_t)w->position, .chunk_bytes = (uint32_t)chunk_bytes(&c),
+                                     .records = c.records};
+    else if (index_find(&w->scan, UINT64_MAX, INDEX_BY_POSITION, (int64_t)w->position, false, out, NULL))
+        return false;
+    uint64_t next = out->chunk_id + out->records;
+    return out->position == w->position && out->chunk_id == w->next_offset && out->records > 0 &&
+           out->chunk_bytes >= CHUNK_HEADER_BYTES && out->position + (uint64_t)out->chunk_bytes <= w->scan.limit &&
+           (!w->id_limit || next <= w->id_limit);
+}
+
+static void report_skip(struct recovery *rc, const struct walk *from, const struct walk *to)
+{
+    struct recovery_report *r = rc->report;
+    if (r->skip_count++ >= RECOVERY_CUTS_MAX) return;
+    struct recovery_skip *skip = &r->skips[r->skip_count - 1];
+    *skip = (struct recovery_skip){.segment = from->segment, .position = from->position,
+                                   .bytes = to->position - from->position, .first_offset = from->next_offset,
+                                   .next_offset = to->next_offset};
+    struct file_path path = file_path_numbered(rc->directory, from->segment, SEGMENT_SUFFIX);
+    put_path(skip->path, &path);
+}
+
+/* Step over damaged chunks to the next right one, which begins where the last of them ends, with the offset behind its
+ * messages; or to the next segment's beginning.  A chunk that lies anywhere else may be of an append that was killed
+ * before it was committed.  `*stepped` false: nothing fits, and the walk is where it was. */
+static err step_over(struct recovery *rc, struct walk *w, bool *stepped, struct fault *f)
+{
+    const struct walk before = *w;
+    struct index_record r;
+    err e = OK;
+    *stepped = false;
+    while (!*stepped && damaged_chunk(w, &r)) {
+        struct chunk c;
+        if ((e = note_record(w, &r, f))) return e;
+        w->position += r.chunk_bytes;
+        w->next_offset += r.records;
+        e = scan_header(&w->scan, w->position, &c, f);
+        if (e == ERR_END) *stepped = w->id_limit && w->next_offset == w->id_limit;
+        else {
+            if (!e) e = chunk_right(w, &c, true, f);
+            if (e && !is_damage(e)) return e;
+            *stepped = e == OK;
+        }
+    }
+    if (*stepped) {
+        w->damaged = true;
+        report_skip(rc, &before, w);
+    } else {
+        w->position = before.position;
+        w->next_offset = before.next_offset;
+        w->index_records = before.index_records;
+    }
+    return OK;
+}
+
+static err walk_promised_nothing(struct recovery *rc, struct walk *w, bool id_known, struct fault *f)
 {
     for (;;) {
         struct chunk c;
+        bool stepped = false;
         err e = scan_header(&w->scan, w->position, &c, f);
         if (e == ERR_END) return OK;
         if (!e) e = chunk_right(w, &c, id_known, f);
+        if (is_damage(e) && id_known && rc->keeps_behind) {
+            e = step_over(rc, w, &stepped, f);
+            if (e) return e;
+            if (stepped) continue;
+            return OK;
+        }
         if (is_damage(e)) return OK;
         if (e) return fault_set(f, e, 0, w->scan.directory, w->position, 0, 0);
         e = note_chunk(w, &c, f);
@@ -111,7 +196,7 @@ static err walk_promised_nothing(struct walk *w, bool id_known, struct fault *f)
     }
 }
 
-err recovery_walk(const struct recovery *rc, struct walk *w, struct fault *f)
+err recovery_walk(struct recovery *rc, struct walk *w, struct fault *f)
 {
     err e = scan_open(&w->scan, rc->directory, w->segment, 0, f);
     if (e) return e;
@@ -132,20 +217,13 @@ err recovery_walk(const struct recovery *rc, struct walk *w, struct fault *f)
         w->next_offset = w->verify_id;
         id_known = true;
     }
-    if (!e) e = walk_promised_nothing(w, id_known, f);
+    if (!e) e = walk_promised_nothing(rc, w, id_known, f);
     file_close(&w->scan.fd);
     if (e) free(w->index);
     return e;
 }
 
 /* ---- cutting ---- */
-
-static void put_path(char out[FAULT_WHERE_MAX_BYTES], const struct file_path *path)
-{
-    struct fault named;
-    fault_set(&named, OK, 0, path->text, 0, 0, 0); /* keeps the tail of a long path */
-    memcpy(out, named.where, FAULT_WHERE_MAX_BYTES);
-}
 
 static void report_cut(struct recovery *rc, uint64_t segment, const char *suffix, uint64_t position, uint64_t bytes,
                        const struct file_path *kept)
@@ -243,26 +321,39 @@ static err remove_here(const struct recovery *rc, uint64_t segment, struct fault
     return e ? e : file_unlink(path.text, f);
 }
 
+static err put_segment_away(struct recovery *rc, uint32_t i, struct fault *f)
+{
+    uint64_t segment = rc->list.first[i];
+    if (rc->list.bytes[i] > SEGMENT_HEADER_BYTES) {
+        struct file_path of_index;
+        /* The index first: where the segment's header is damaged it has the seed of all checks, and without the
+         * segment nobody looks for it again. */
+        err e = quarantine_file(rc->directory, segment, INDEX_SUFFIX, rc->epoch, &of_index, f);
+        if (!e || e == ERR_NOT_FOUND) e = recovery_put_away(rc, segment, SEGMENT_SUFFIX, rc->list.bytes[i], f);
+        if (e) return e;
+    }
+    return remove_here(rc, segment, f);
+}
+
 err recovery_drop(struct recovery *rc, uint32_t i, struct fault *f)
 {
     /* The last one first: what a second power cut leaves is still a log without a hole. */
-    for (uint32_t k = rc->list.count; k-- > i; rc->list.count = k) {
-        uint64_t segment = rc->list.first[k];
-        if (rc->list.bytes[k] > SEGMENT_HEADER_BYTES) {
-            struct file_path of_index;
-            /* The index first: where the segment's header is damaged it has the seed of all checks, and without the
-             * segment nobody looks for it again. */
-            err e = quarantine_file(rc->directory, segment, INDEX_SUFFIX, rc->epoch, &of_index, f);
-            if (!e || e == ERR_NOT_FOUND) e = recovery_put_away(rc, segment, SEGMENT_SUFFIX, rc->list.bytes[k], f);
-            if (e) return e;
-        }
-        err e = remove_here(rc, segment, f);
-        if (e) return e;
+    err e = OK;
+    for (uint32_t k = rc->list.count; k-- > i && !e;) {
+        e = put_segment_away(rc, k, f);
+        if (!e) rc->list.count = k;
     }
-    return OK;
+    return e;
 }
 
 /* ---- walking the log ---- */
+
+static void list_take_out(struct segment_list *list, uint32_t i)
+{
+    uint32_t left = --list->count - i;
+    memmove(&list->first[i], &list->first[i + 1], left * sizeof *list->first);
+    memmove(&list->bytes[i], &list->bytes[i + 1], left * sizeof *list->bytes);
+}
 
 /* Is there more of the log behind segment `i`, which ends at `next_offset`?  Removes the empty file
  * of a roll that was never committed. */
@@ -271,17 +362,16 @@ static err goes_on(struct recovery *rc, uint32_t i, uint64_t next_offset, bool *
     *yes = false;
     while (i + 1 < rc->list.count) {
         uint64_t next = rc->list.first[i + 1];
-        if (next == next_offset || (next > next_offset && recovery_suspect_from(rc, i))) {
+        bool holds_chunks = rc->list.bytes[i + 1] > SEGMENT_HEADER_BYTES;
+        bool may_be_apart = (rc->keeps_behind && holds_chunks) || recovery_suspect_from(rc, i);
+        if (next == next_offset || (next > next_offset && may_be_apart)) {
             *yes = true;
             return OK;
         }
         if (next > next_offset || rc->list.bytes[i + 1] > SEGMENT_HEADER_BYTES) return OK;
         err e = remove_here(rc, next, f);
         if (e) return e;
-        uint32_t left = rc->list.count - (i + 2);
-        memmove(&rc->list.first[i + 1], &rc->list.first[i + 2], left * sizeof *rc->list.first);
-        memmove(&rc->list.bytes[i + 1], &rc->list.bytes[i + 2], left * sizeof *rc->list.bytes);
-        rc->list.count--;
+        list_take_out(&rc->list, i + 1);
     }
     return OK;
 }
@@ -300,19 +390,27 @@ static void take_over(struct recovery *rc, const struct walk *w)
     rc->report->bytes_checked += w->bytes_checked;
 }
 
-static err walk_one(struct recovery *rc, uint32_t i, uint64_t verify_from, bool *more, struct fault *f)
+/* `*i` moves on to the next segment. */
+static err walk_one(struct recovery *rc, uint32_t *at, uint64_t verify_from, bool *more, struct fault *f)
 {
+    uint32_t i = *at;
     struct walk w = {.segment = rc->list.first[i], .verify_from = verify_from};
     if (w.segment == rc->durable.segment) w.verify_id = rc->durable.offset;
     /* A segment with chunks in it was begun where this one ended.  One without may be of a
      * roll that was never committed. */
     if (i + 1 < rc->list.count && rc->list.bytes[i + 1] > SEGMENT_HEADER_BYTES) w.id_limit = rc->list.first[i + 1];
     err e = recovery_walk(rc, &w, f);
-    if (e == ERR_CORRUPT) { /* both headers are gone */
+    if (e == ERR_CORRUPT && rc->keeps_behind && w.id_limit) { /* both headers are gone: it alone is lost */
+        e = put_segment_away(rc, i, f);
+        if (!e) list_take_out(&rc->list, i);
+        return e;
+    }
+    if (e == ERR_CORRUPT) {
         *more = false;
         return recovery_drop(rc, i, f);
     }
     if (e) return e;
+    *at = i + 1;
     e = recovery_keep(rc, &w, f);
     free(w.index);
     if (e) return e;
@@ -347,9 +445,9 @@ static err walk_all(struct recovery *rc, struct fault *f)
     err e = OK;
     for (uint32_t i = 0; i < start && !e; i++) e = tend_older(rc, i, f);
     bool more = rc->list.count > 0;
-    for (uint32_t i = start; more && !e; i++) {
+    for (uint32_t i = start; more && !e;) {
         uint64_t from = rc->list.first[i] == rc->durable.segment ? rc->durable.position : SEGMENT_HEADER_BYTES;
-        e = walk_one(rc, i, from, &more, f);
+        e = walk_one(rc, &i, from, &more, f);
     }
     return e;
 }
@@ -528,6 +626,20 @@ static err recover(struct recovery *rc, const struct log_options *options, struc
     return e || !sync ? e : file_sync_directory(rc->directory, f);
 }
 
+/* Was the log written in this boot, and here?  Then a page or table that cannot be used is damaged. */
+static bool is_of_this_boot(const char *directory)
+{
+    _Alignas(struct control) uint8_t page[CONTROL_BYTES];
+    const struct control *c = (const struct control *)page;
+    uint8_t boot_id[sizeof c->boot_id];
+    struct stat st;
+    size_t got;
+    struct file_path path = file_path_name(directory, "control");
+    if (file_read_head(path.text, page, sizeof page, &got, NULL) || file_stat_of(path.text, &st, NULL)) return false;
+    return got == sizeof page && sys->boot_id(boot_id) == 0 && c->inode == (uint64_t)st.st_ino &&
+           memcmp(c->boot_id, boot_id, sizeof boot_id) == 0;
+}
+
 err recovery_run(const char *directory, const struct log_options *options, struct recovery_once *once,
                  struct recovery_report *out, struct fault *f)
 {
@@ -535,16 +647,22 @@ err recovery_run(const char *directory, const struct log_options *options, struc
     struct log *l;
     err e = version_check(directory, f);
     if (e) return e;
-    e = log_open(directory, &l, f);
+    struct fault opened;
+    e = log_open(directory, &l, &opened);
     if (e == OK) {
-        e = log_set_limits(l, options, f);
+        struct fault misfit = {0};
+        bool fits = recovery_fits(l, &misfit);
+        if (!fits) memcpy(out->unfit, misfit.where, sizeof out->unfit);
+        if (fits) e = control_reset(log_control(l), directory, f);
+        if (fits && !e) e = log_set_limits(l, options, f);
         log_close(l);
-        return e;
-    }
-    if (e != ERR_STALE) return e;
+        if (fits || e) return e;
+    } else if (e != ERR_STALE) return fault_set(f, e, opened.sys_errno, opened.where, opened.position, opened.needed, opened.had);
+    else if (is_of_this_boot(directory)) memcpy(out->unfit, opened.where, sizeof out->unfit);
 
     out->ran = true;
-    struct recovery rc = {.directory = directory, .report = out, .synced = found_is_synced(once, directory)};
+    struct recovery rc = {.directory = directory, .report = out, .synced = found_is_synced(once, directory),
+                          .keeps_behind = options->durability == DURABILITY_OS};
     rc.commit = (struct commit){.batch_position = SEGMENT_HEADER_BYTES, .position = SEGMENT_HEADER_BYTES,
                                 .last_chunk = UINT64_MAX, .timestamp_ms = INT64_MIN};
     rc.commit.segment = UINT64_MAX; /* none yet */

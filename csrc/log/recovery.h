@@ -26,6 +26,7 @@ struct recovery {
     struct piece *pieces;     /* what lies before the list, rising; none where no segment is stored */
     uint32_t piece_count;
     bool synced;              /* what was found is durable */
+    bool keeps_behind;        /* durability `os`: each chunk was confirmed when it was written, so whole ones stay */
     bool changed;             /* a file that a power cut must not undo was written anew */
     uint64_t stored_to;       /* all before it is in the store, or once was; 0: there are no stubs */
 };
@@ -54,6 +55,8 @@ struct walk {
 void recovery_learn_durable(struct recovery *rc);
 /* The first segment that must be walked. */
 uint32_t recovery_walk_start(const struct recovery *rc);
+/* Do the files in the directory have what the control page of this boot says?  `f` names the first that does not. */
+bool recovery_fits(struct log *l, struct fault *f);
 /* 0, or from where on segment `i` may be torn although durable has moved past it. */
 uint64_t recovery_suspect_from(const struct recovery *rc, uint32_t i);
 
@@ -61,7 +64,7 @@ uint64_t recovery_suspect_from(const struct recovery *rc, uint32_t i);
 
 /* ERR_CORRUPT: neither the segment's nor its index's header is whole, so nothing in it can
  * be told from noise.  After OK, and only then, `index` is to be freed. */
-err recovery_walk(const struct recovery *rc, struct walk *w, struct fault *f);
+err recovery_walk(struct recovery *rc, struct walk *w, struct fault *f);
 /* Cut off what is not good, and make sure that the rest stays. */
 err recovery_keep(struct recovery *rc, const struct walk *w, struct fault *f);
 /* Put the list's segments from number `i` on into quarantine: what lies behind them is not the log any more. */

@@ -145,3 +145,23 @@ err log_sync(struct log *l, uint64_t *durable_offset, struct fault *f)
     *durable_offset = d.offset;
     return e;
 }
+
+err log_sync_rest(const char *directory, struct fault *f)
+{
+    struct log *l;
+    uint64_t durable;
+    err e = log_open(directory, &l, f);
+    if (e) return e == ERR_IO || e == ERR_NO_MEMORY || e == ERR_LIMIT ? e : OK;
+    e = log_sync(l, &durable, f);
+    log_close(l);
+    return e;
+}
+
+bool log_closed_is_unsynced(const struct log *l)
+{
+    struct commit c;
+    struct durable d;
+    control_durable(l->control, &d);
+    control_committed(l->control, &c);
+    return d.segment < c.segment;
+}

@@ -19,8 +19,10 @@ err version_check(const char *directory, struct fault *f);
 /* ---- recovery: make a log usable that was last written in another boot ----
  *
  * After a power cut anything past the last sync may be missing, torn or present.  The log is cut at the first chunk
- * that is not right, what is cut goes to quarantine (quarantine.c), and all else is made anew to match.  A damaged tail
- * never stops a stream from starting.  In the same boot there is nothing to do.  Only what is understood is touched: one file
+ * that is not right and behind which nothing fits, what is cut goes to quarantine (quarantine.c), and all else is made
+ * anew to match.  With durability `disk` and `remote` nothing past the last sync was confirmed, and the first wrong chunk
+ * ends the log.  A damaged tail never stops a stream from starting.  In the same boot there is nothing to do, unless the
+ * control page is damaged or the files of the active segment are not there.  Only what is understood is touched: one file
  * of another version, and nothing is written at all. */
 
 /* What was taken out of the log, and where it is kept. */
@@ -28,15 +30,24 @@ struct recovery_cut {
     uint64_t segment, position, bytes; /* position 0: the whole file */
     char path[FAULT_WHERE_MAX_BYTES], kept[FAULT_WHERE_MAX_BYTES];
 };
+/* Damaged chunks that stay where they are, because the log goes on behind them. */
+struct recovery_skip {
+    uint64_t segment, position, bytes;
+    uint64_t first_offset, next_offset; /* of the messages in them */
+    char path[FAULT_WHERE_MAX_BYTES];
+};
 #define RECOVERY_CUTS_MAX 8u /* told one by one: a power cut rarely leaves more than a tail */
 
 struct recovery_report {
     bool ran;                        /* false: same boot, nothing done */
+    char unfit[FAULT_WHERE_MAX_BYTES]; /* the file because of which it ran in the same boot; empty: there was none */
     uint64_t chunks_checked, bytes_checked;
     uint32_t cut_count;              /* all of them, also those past the maximum */
     uint64_t cut_bytes;              /* of all of them */
     uint32_t given_back;             /* segments that were not whole here any more, and are in the object store */
+    uint32_t skip_count;             /* all of them */
     struct recovery_cut cuts[RECOVERY_CUTS_MAX];
+    struct recovery_skip skips[RECOVERY_CUTS_MAX];
 };
 
 /* What the recoveries of one start share, in any number of threads: the first of them that runs syncs their file system,

@@ -11,7 +11,8 @@
 
 #define ROUNDS 600 /* each is one power cut, every third has a second one during recovery; VIBEMQ_POWER_ROUNDS=n: more */
 
-static const struct log_options options = {.segment_bytes_max = 4096, .local_bytes_max = 9000};
+/* With durability `os` whole chunks behind a lost one stay, and offsets have a gap there. */
+static struct log_options options = {.segment_bytes_max = 4096, .local_bytes_max = 9000};
 
 static uint64_t log_next(struct log *l)
 {
@@ -72,12 +73,16 @@ static void start_again(int number)
     cut_boot++;
 }
 
+static uint64_t gaps_from; /* offsets below it are promised */
+
 static void check_message(struct help_walk *w, uint64_t offset, const uint8_t *body, uint32_t bytes)
 {
     char text[32];
     int n = snprintf(text, sizeof text, "m%" PRIu64 " ", offset);
     uint64_t *expected = w->context;
-    if (bytes < (uint32_t)n || memcmp(body, text, (size_t)n) != 0 || offset != (*expected)++) EXPECT(!"another message");
+    if (bytes < (uint32_t)n || memcmp(body, text, (size_t)n) != 0 || offset < *expected) EXPECT(!"another message");
+    if (offset != *expected) EXPECT(options.durability == DURABILITY_OS && *expected >= gaps_from);
+    *expected = offset + 1;
 }
 
 static void one_round(int number)
@@ -88,6 +93,7 @@ static void one_round(int number)
     struct retention_report dropped;
     uint64_t stored = 0, expected = 0, published = 0;
     sys = &sys_real;
+    options.durability = number % 2 ? DURABILITY_OS : DURABILITY_DISK;
     struct log *l = cold_begin(&options);
     log_close(l);
     watch(20 + (int64_t)test_random_below(600));
@@ -120,14 +126,19 @@ static void one_round(int number)
     if (!EXPECT_OK(recovery_run(cold_world.log, &options, NULL, &report, &f))) help_fault(&f);
     if (!EXPECT_OK(log_open(cold_world.log, &l, &f))) return;
     cold_start();
+    gaps_from = stored;
     struct help_walk w = {.message = check_message, .context = &expected};
     help_walk_log(&w, l);
-    EXPECT_EQ(0, w.damaged);
+    EXPECT(w.damaged == 0 || options.durability == DURABILITY_OS);
     EXPECT_EQ(0, atomic_load(&log_control(l)->first_offset));
     EXPECT(log_next(l) >= stored);
-    EXPECT_EQ(log_next(l), expected);
     log_publisher_sequence(l, "p", 1, &published, NULL);
-    EXPECT_EQ(log_next(l), published);
+    if (options.durability == DURABILITY_OS) {
+        EXPECT(expected >= stored && expected <= log_next(l) && published >= stored && published <= log_next(l));
+    } else {
+        EXPECT_EQ(log_next(l), expected);
+        EXPECT_EQ(log_next(l), published);
+    }
     append_some(l, &b);
     batch_free(&b);
     cold_end(l);

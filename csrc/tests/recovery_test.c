@@ -10,7 +10,7 @@
 
 static struct log *l;
 static char path[512];
-static const struct log_options options = {.segment_bytes_max = 4096};
+static struct log_options options = {.segment_bytes_max = 4096};
 
 struct place { uint64_t segment, position, bytes, first, next; };
 static struct place places[200];
@@ -310,15 +310,16 @@ TEST(damage_in_what_was_durable_is_kept_by_recovery_and_costs_one_chunk)
     }
 }
 
-TEST(damage_past_what_was_durable_cuts_the_log_there)
+TEST(with_disk_damage_past_what_was_durable_cuts_the_log_there)
 {
+    options.durability = DURABILITY_DISK;
     for (unsigned which = 0; which < 12; which++) {
         struct recovery_report report;
         make_log();
         flip(places[which].segment, SEGMENT_SUFFIX, places[which].position + places[which].bytes - 1, 0); /* the trailer */
         REQUIRE_OK(recover(&report));
         const struct recovery_cut *cut = &report.cuts[0];
-        EXPECT(report.cut_count > 0);
+        EXPECT(report.cut_count > 0 && report.skip_count == 0);
         EXPECT_EQ(places[which].segment, cut->segment);
         EXPECT_EQ(places[which].position, cut->position);
         EXPECT(cut->bytes >= places[which].bytes && report.cut_bytes >= cut->bytes);
@@ -333,6 +334,186 @@ TEST(damage_past_what_was_durable_cuts_the_log_there)
         EXPECT_OK(help_fill(l, &b, 3, 50, NULL));
         batch_free(&b);
         log_close(l);
+    }
+    options.durability = DURABILITY_OS;
+}
+
+static void expect_skip(const struct recovery_report *report, const struct place *from, const struct place *to)
+{
+    char name[64];
+    EXPECT_EQ(1, report->skip_count);
+    EXPECT_EQ(0, report->cut_count);
+    EXPECT_EQ(from->segment, report->skips[0].segment);
+    EXPECT_EQ(from->position, report->skips[0].position);
+    EXPECT_EQ(from->first, report->skips[0].first_offset);
+    EXPECT_EQ(to->next, report->skips[0].next_offset);
+    snprintf(name, sizeof name, "%020" PRIu64 ".segment", from->segment);
+    EXPECT(strstr(report->skips[0].path, name) != NULL);
+}
+
+static void expect_next(uint64_t offset, uint64_t id)
+{
+    struct log_stats stats;
+    uint64_t last;
+    EXPECT_OK(log_stats(l, &stats, NULL));
+    EXPECT_EQ(offset, stats.next_offset);
+    EXPECT_OK(log_publisher_sequence(l, "p", 1, &last, NULL));
+    EXPECT_EQ(id, last);
+}
+
+/* Nothing of this log was ever synced. */
+TEST(with_os_a_damaged_chunk_costs_itself_where_the_next_one_fits)
+{
+    for (unsigned round = 0; round < 300; round++) {
+        struct recovery_report report;
+        make_log();
+        unsigned which = (unsigned)test_random_below(place_count - 1), count = round % 5 ? 1 : 2;
+        if (which + count >= place_count) count = 1;
+        for (unsigned i = which; i < which + count; i++) {
+            uint64_t at = round % 2 ? test_random_below(CHUNK_HEADER_BYTES) : somewhere(&places[i]) - places[i].position;
+            flip(places[i].segment, SEGMENT_SUFFIX, places[i].position + at, (unsigned)test_random_below(8));
+        }
+        REQUIRE_OK(recover(&report));
+        if (count == 1 || places[which].segment == places[which + 1].segment)
+            expect_skip(&report, &places[which], &places[which + count - 1]);
+        struct help_walk w = {0};
+        help_walk_log(&w, l);
+        EXPECT_EQ(60 - 5 * count, w.messages);
+        expect_next(60, 11);
+        EXPECT_OK(recover(&report)); /* in the boot after that it is known to be durable */
+        EXPECT_EQ(0, report.cut_count);
+        w = (struct help_walk){0};
+        help_walk_log(&w, l);
+        EXPECT_EQ(60 - 5 * count, w.messages);
+        log_close(l);
+    }
+}
+
+TEST(with_os_damage_behind_which_nothing_fits_is_cut_off)
+{
+    struct recovery_report report;
+    const struct place *last = &places[11], *before = &places[10];
+    make_log();
+    flip(last->segment, SEGMENT_SUFFIX, last->position + 60, 1); /* the newest */
+    REQUIRE_OK(recover(&report));
+    EXPECT_EQ(1, report.cut_count);
+    EXPECT_EQ(0, report.skip_count);
+    expect_next(55, 10);
+    log_close(l);
+    /* Without index nobody knows where a chunk with a damaged header ends: what follows may never have been committed. */
+    make_log();
+    flip(before->segment, SEGMENT_SUFFIX, before->position + 36, 3);
+    struct file_path file = file_path_numbered(path, before->segment, INDEX_SUFFIX);
+    unlink(file.text);
+    REQUIRE_OK(recover(&report));
+    EXPECT_EQ(1, report.cut_count);
+    EXPECT_EQ(cut_bytes_kept(&report), report.cut_bytes);
+    expect_next(50, 9);
+    log_close(l);
+}
+
+/* An append that was killed before it was committed, and a shorter one that was written over its beginning. */
+TEST(with_os_a_chunk_that_was_never_committed_does_not_come_back_behind_the_log)
+{
+    struct recovery_report report;
+    uint8_t bytes[4096];
+    make_log();
+    const struct place *last = &places[place_count - 1];
+    struct file_path file = file_path_numbered(path, last->segment, SEGMENT_SUFFIX);
+    int fd = open(file.text, O_RDWR);
+    uint64_t end = last->position + last->bytes;
+    EXPECT_EQ(last->bytes, pread(fd, bytes, last->bytes, (off_t)last->position));
+    struct chunk c;
+    uint32_t seed;
+    REQUIRE_OK(index_seed(path, last->segment, &seed, NULL));
+    REQUIRE_OK(chunk_header_read(bytes, last->bytes, seed, &c));
+    c.chunk_id = 80;
+    chunk_header_write(&c, seed, bytes);
+    EXPECT_EQ(last->bytes, pwrite(fd, bytes, last->bytes, (off_t)end + 70));
+    close(fd);
+    REQUIRE_OK(recover(&report));
+    EXPECT_EQ(1, report.cut_count);
+    expect_next(60, 11);
+    log_close(l);
+}
+
+TEST(with_os_a_segment_that_is_gone_or_cannot_be_told_from_noise_costs_itself)
+{
+    for (int gone = 0; gone < 2; gone++)
+        for (int of_the_first = 0; of_the_first < 2; of_the_first++) {
+            struct recovery_report report;
+            make_log();
+            uint64_t segment = places[of_the_first ? 0 : 6].segment;
+            unsigned lost = 0;
+            for (unsigned i = 0; i < place_count; i++) lost += places[i].segment == segment;
+            struct file_path file = file_path_numbered(path, segment, SEGMENT_SUFFIX);
+            if (gone) unlink(file.text);
+            else {
+                flip(segment, SEGMENT_SUFFIX, 9, 1);
+                flip(segment, INDEX_SUFFIX, 9, 1);
+            }
+            REQUIRE_OK(recover(&report));
+            struct help_walk w = {0};
+            help_walk_log(&w, l);
+            EXPECT_EQ(60 - 5 * lost, w.messages);
+            EXPECT_EQ(cut_bytes_kept(&report), report.cut_bytes);
+            expect_next(60, 11);
+            log_close(l);
+        }
+}
+
+static void expect_all_again(void)
+{
+    struct recovery_report report;
+    REQUIRE_OK(recovery_run(path, &options, NULL, &report, NULL));
+    EXPECT_EQ(0, report.cut_count);
+    REQUIRE_OK(log_open(path, &l, NULL));
+    struct help_walk w = {0};
+    help_walk_log(&w, l);
+    EXPECT_EQ(60, w.messages);
+    EXPECT_EQ(0, w.damaged);
+    expect_next(60, 11);
+    struct batch b;
+    batch_init(&b, NULL);
+    EXPECT_OK(help_fill(l, &b, 3, 50, NULL));
+    batch_free(&b);
+    expect_next(63, 11);
+    log_close(l);
+}
+
+/* No process has the log open meanwhile; the boot is the same. */
+TEST(a_flipped_bit_of_the_control_page_costs_nothing_in_the_same_boot)
+{
+    for (unsigned byte = 0; byte < sizeof(struct control); byte++) {
+        char control[600];
+        uint8_t had;
+        make_log();
+        uint64_t durable;
+        if (byte % 2) EXPECT_OK(log_sync(l, &durable, NULL));
+        log_close(l);
+        snprintf(control, sizeof control, "%s/control", path);
+        int fd = open(control, O_RDWR);
+        EXPECT_EQ(1, pread(fd, &had, 1, byte));
+        had ^= (uint8_t)(1u << test_random_below(8));
+        EXPECT_EQ(1, pwrite(fd, &had, 1, byte));
+        close(fd);
+        int failures = atomic_load(&test_failures);
+        expect_all_again();
+        if (atomic_load(&test_failures) != failures) {
+            printf("    byte %u\n", byte);
+            break;
+        }
+    }
+}
+
+TEST(without_the_active_segments_index_the_log_is_whole_after_a_start_in_the_same_boot)
+{
+    for (int truncated = 0; truncated < 2; truncated++) {
+        make_log();
+        log_close(l);
+        struct file_path file = file_path_numbered(path, places[place_count - 1].segment, INDEX_SUFFIX);
+        EXPECT_EQ(0, truncated ? truncate(file.text, 40) : unlink(file.text));
+        expect_all_again();
     }
 }
 

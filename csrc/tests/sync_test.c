@@ -139,7 +139,7 @@ TEST(a_segment_torn_after_its_failed_sync_does_not_cost_the_next)
         close(fd);
         snprintf(file, sizeof file, "%s/control", path);
         unlink(file);
-        EXPECT_OK(recovery_run(path, &(struct log_options){0}, NULL, &report, NULL));
+        EXPECT_OK(recovery_run(path, &(struct log_options){.durability = DURABILITY_DISK}, NULL, &report, NULL));
         REQUIRE_OK(log_open(path, &l, NULL));
         struct help_walk w = {0};
         help_walk_log(&w, l);

@@ -5,8 +5,10 @@ import fcntl
 import os
 import shutil
 import signal
+import struct
 import sys
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,8 +163,10 @@ def test_a_directory_of_a_newer_version_that_no_stream_owns_is_kept(metadata, tm
     orphan = tmp_path / "streams" / "0123456789abcdef"
     logs.create(str(orphan))
     with open(orphan / "tracking", "r+b") as file:
-        file.seek(4)
-        file.write(b"\x02\x02\x02\x02")
+        (magic,) = struct.unpack("=I", file.read(4))
+        file.write(struct.pack("=I", 2))
+        file.seek(60)  # the check of both
+        file.write(struct.pack("=I", zlib.crc32(struct.pack(">II", magic, 2))))
     recover(metadata)
     assert orphan.exists()
     assert "it is kept" in caplog.text

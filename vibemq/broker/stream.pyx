@@ -80,6 +80,8 @@ cdef class Stream:
         self.chunk_messages = CHUNK_MESSAGES_FIRST
         core.word_bit_set(&self.log.control.holders, table.worker)
         self.restarts = core.doorbell_restarts(table.board.raw, self.slot)  # who restarts it now sees us holding it
+        if core.log_closed_is_unsynced(self.log.raw):  # as another worker's end or the broker's left it
+            self.rolled_ms = time.monotonic_ns() // 1_000_000
         if self.log.is_deleted:  # whoever deleted it may have read the mask before we were in it
             self.close()
             raise StreamNotFound(self.name)
@@ -457,6 +459,11 @@ cdef class StreamTable:
             self.by_slot[stream.slot] = None
 
     cpdef int release_if_unused(self, Stream stream) except -1:
+        if stream.rolled_ms and not stream.holders and not stream.waiting and not stream.syncing and stream.log.raw != NULL:
+            stream.rolled_ms = 0
+            if not core.control_is_deleted(stream.log.control):
+                stream._start_sync()  # nobody's tick does it later; the stream is released behind it
+                return 0
         if not stream.holders and not stream.waiting and not stream.syncing:
             self.release(stream)
         return 0

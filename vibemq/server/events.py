@@ -27,6 +27,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "runs_as_root": ("running as root; server.user (--user) names an account to continue as",),
     "superuser_made": ("user %r is the superuser, with the password of the configuration",),
     "data_directory_open_to_others": ("%s may be entered by other accounts; `chmod 700 %s` keeps messages private",),
+    "identity_made_again": (
+        "%s was damaged and is made anew; Spark on this machine reads over TCP until it plans again",
+        "%s was missing and is made anew; a bucket that knew this directory by it refuses it",
+    ),
     "data_directory_in_use": ("%s is in use by pid %s or its workers; waiting up to %g s for them to end",),
     "file_limit_low": (
         "only %d files may be open in each process: not enough for %d connections and their streams; "
@@ -312,6 +316,16 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "stream %r: %s, %d bytes, cannot be read or lies behind what was lost; it is kept as %s",
         "stream %r: %d cuts in all, %d bytes",
     ),
+    "recovery_damage": (
+        "stream %r: %s is damaged from byte %d on, for %d bytes: its messages %d to %d cannot be read, and all "
+        "others are kept; to have them again, stop the broker and restore this file from a backup",
+        "stream %r: damaged chunks in %d places in all",
+        "stream %r: %s is damaged or missing; it is made anew from the segments, and nothing is lost with it",
+    ),
+    "stop_not_synced": (
+        "stream %r could not be synced at the stop: %s",
+        "%d streams were not synced within %g s at the stop",
+    ),
     "recovery_from_object_store": (
         "stream %r: %d segments were not completely written here; they are read from the object store",
     ),
@@ -325,6 +339,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "recovery_directory_missing": ("stream %r: its directory %s is missing; an empty one is made",),
     "recovery_directory_unknown": ("%s belongs to no stream; it is kept, because it may hold messages",),
     # ---- the object store ----
+    "remote_object_damaged": (
+        "%s: its whole chunks are served; put it back from a version or a copy of the bucket",
+        "%s: %s; it is made anew of its segment, here and not in the bucket",
+    ),
     "remote_epoch": (
         "epoch %d of broker %r in %s",
         "epoch %d of broker %r ends before write-ahead object %d",

@@ -52,6 +52,10 @@ STEP = RECOVERIES_AT_A_TIME * LOGS_AT_ONCE
 #: Beside the work, the work comes first.
 NICENESS = 10
 SUPERVISOR_LOOK_S = 0.5
+#: A stop takes so much longer at most, where disks are slow: a container is killed 10 s after it was asked to end.
+STOP_SYNC_MAX_S = 4.0
+#: Each fdatasync waits for the disk; of more logs one sync of all costs less.
+LOGS_SYNCED_ALONE_MAX = 256
 #: Of a log that is left, in a byte that all processes share.
 TO_DO, DONE, FAILED = range(3)
 #: Asks the process to end.
@@ -194,9 +198,44 @@ class Recovery:
         self._usable += 1
         if report is None or not report.ran:
             return
+        if report.unfit:
+            log.warning(
+                "stream %r: %s is damaged or missing; it is made anew from the segments, and nothing is lost with it",
+                record.name, report.unfit,
+            )  # fmt: skip
         self._checked += 1
         self._checked_bytes += report.bytes_checked
         _tell_cuts(record.name, report)
+
+
+def sync_at_stop(metadata: Metadata, most_s: float = STOP_SYNC_MAX_S) -> None:
+    """Make durable what no log has synced yet, and note it, once no process appends any more.
+
+    Then the next boot knows the whole of each log: damage there costs the chunk that it lies in.  With many logs one
+    sync of the file system comes first, so that those of the logs find little to do.
+    """
+    deadline = time.monotonic() + most_s
+    directories = {record.directory: record.name for record in metadata.logs()}
+    metadata.close()
+    if len(directories) > LOGS_SYNCED_ALONE_MAX:
+        os.sync()
+
+    def sync(directory: str) -> StorageError | bool:
+        if time.monotonic() > deadline:
+            return False
+        try:
+            logs.sync_rest(directory)
+        except StorageError as problem:
+            return problem
+        return True
+
+    late = 0
+    for directory, outcome in _at_a_time(sync, list(directories)):
+        if isinstance(outcome, StorageError):
+            log.warning("stream %r could not be synced at the stop: %s", directories[directory], outcome)
+        late += outcome is False
+    if late:
+        log.warning("%d streams were not synced within %g s at the stop", late, most_s)
 
 
 def _end(ends: threading.Event) -> None:
@@ -301,6 +340,14 @@ def _tell_cuts(name: str, report: "logs.RecoveryReport") -> None:
         else:
             said = "stream %r: %s, %d bytes, cannot be read or lies behind what was lost; it is kept as %s"
             log.warning(said, name, cut.path, cut.size_bytes, cut.kept)
+    for skip in report.skips:
+        log.warning(
+            "stream %r: %s is damaged from byte %d on, for %d bytes: its messages %d to %d cannot be read, and all "
+            "others are kept; to have them again, stop the broker and restore this file from a backup",
+            name, skip.path, skip.position, skip.size_bytes, skip.first_offset, skip.next_offset - 1,
+        )  # fmt: skip
+    if report.skip_count > len(report.skips):
+        log.warning("stream %r: damaged chunks in %d places in all", name, report.skip_count)
     if report.given_back:
         said = "stream %r: %d segments were not completely written here; they are read from the object store"
         log.warning(said, name, report.given_back)

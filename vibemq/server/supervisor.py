@@ -39,7 +39,7 @@ from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.notify import ServiceManager
 from vibemq.server.opening import open_bucket
 from vibemq.server.processes import OUR_SIGNALS, Process, begin_as_init, reap_strangers
-from vibemq.server.recovery import BEFORE_SERVING_S, END_SIGNAL, Recovery
+from vibemq.server.recovery import BEFORE_SERVING_S, END_SIGNAL, Recovery, sync_at_stop
 from vibemq.server.rolling import RollingRestart
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters, shared
@@ -145,7 +145,7 @@ class Supervisor:
         datadir.require_proc()
         datadir.prepare(self.data_dir)
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
-        datadir.identify(self.data_dir)
+        datadir.identify(self.data_dir, has_bucket=bool(self.config.remote.url))
         if self.config.tls != Tls():
             from vibemq.net.certificates import Certificates  # loads OpenSSL, which few brokers need
 
@@ -175,6 +175,8 @@ class Supervisor:
             code = self._run()
         finally:
             signal.set_wakeup_fd(-1)  # a signal that comes now finds nobody at the other end
+        if not self.deposed:
+            sync_at_stop(metadata)
         self._rest(metadata)
         log.info("stopped")
         return code

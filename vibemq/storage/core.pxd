@@ -221,6 +221,7 @@ cdef extern from "log/control.h" nogil:
 
     bint control_is_deleted(const control *c)
     void control_committed(const control *c, commit *out)
+    void control_remote_set(control *c, uint64_t offset)
 
 cdef extern from "message/amqp.h" nogil:
     enum amqp_body:
@@ -369,6 +370,8 @@ cdef extern from "log/log.h" nogil:
     err log_append(log *l, batch *b, log_appended *out, fault *f)
     err log_publisher_sequence(log *l, const char *reference, uint32_t size, uint64_t *out, fault *f)
     err log_sync(log *l, uint64_t *durable_offset, fault *f)
+    err log_sync_rest(const char *directory, fault *f)
+    bint log_closed_is_unsynced(const log *l)
     bint log_sync_failed(const log *l, uint64_t first_offset, uint64_t next_offset)
     uint64_t log_durable_offset(const log *l)
     void log_mark_deleted(log *l)
@@ -427,13 +430,19 @@ cdef extern from "log/upkeep.h" nogil:
         uint64_t position, bytes
         char *path
         char *kept
+    struct recovery_skip:
+        uint64_t position, bytes, first_offset, next_offset
+        char *path
     struct recovery_report:
         bint ran
+        char *unfit
         uint64_t chunks_checked, bytes_checked
         uint32_t cut_count
         uint64_t cut_bytes
         uint32_t given_back
+        uint32_t skip_count
         recovery_cut cuts[1]  # RECOVERY_CUTS_MAX
+        recovery_skip skips[1]  # RECOVERY_CUTS_MAX
 
     struct recovery_once:
         pass

@@ -58,11 +58,22 @@ class Cut(NamedTuple):
     kept: str
 
 
+class Skip(NamedTuple):
+    """Damaged chunks from ``position`` on that recovery left in a segment, because the log goes on behind them."""
+
+    path: str
+    position: int
+    size_bytes: int
+    first_offset: int
+    next_offset: int
+
+
 class RecoveryReport(NamedTuple):
     """What recovery found; ``ran`` is False where the log was written in this boot.
 
     ``cuts`` names the first of ``cut_count`` cuts, ``cut_bytes`` is the sum of them all; ``given_back``: segments that
-    were not whole here any more, and are read from the object store.
+    were not whole here any more, and are read from the object store.  ``skips`` names the first of ``skip_count`` places
+    with damaged chunks.  ``unfit`` is the file because of which recovery ran although this boot wrote the log.
     """
 
     ran: bool
@@ -72,6 +83,9 @@ class RecoveryReport(NamedTuple):
     cut_count: int = 0
     cut_bytes: int = 0
     given_back: int = 0
+    skips: tuple[Skip, ...] = ()
+    skip_count: int = 0
+    unfit: str = ""
 
 
 class LogStats(NamedTuple):
@@ -160,8 +174,22 @@ def recover(str directory, SyncOnce once=None, **options) -> RecoveryReport:
     check(e, &f)
     cuts = [Cut(os.fsdecode(<bytes> r.cuts[i].path), r.cuts[i].position, r.cuts[i].bytes, os.fsdecode(<bytes> r.cuts[i].kept))
             for i in range(min(r.cut_count, <uint32_t> core.RECOVERY_CUTS_MAX))]
+    skips = [Skip(os.fsdecode(<bytes> r.skips[i].path), r.skips[i].position, r.skips[i].bytes, r.skips[i].first_offset,
+                  r.skips[i].next_offset)
+             for i in range(min(r.skip_count, <uint32_t> core.RECOVERY_CUTS_MAX))]
     return RecoveryReport(r.ran, r.chunks_checked, r.bytes_checked, tuple(cuts), r.cut_count, r.cut_bytes,
-                          r.given_back)
+                          r.given_back, tuple(skips), r.skip_count, os.fsdecode(<bytes> r.unfit))
+
+
+def sync_rest(str directory):
+    """fdatasync all that is committed in a log, and note it as durable.  Raises StorageError where the disk fails."""
+    cdef fault f
+    cdef err e
+    cdef bytes path = os.fsencode(directory)
+    cdef const char *p = path
+    with nogil:
+        e = core.log_sync_rest(p, &f)
+    check(e, &f)
 
 
 def recovery_ahead(str directory) -> int:

@@ -87,7 +87,7 @@ cdef class Tail:
     def set_remote_offset(self, uint64_t offset):
         """Offsets below it are in the object store: by the archiver alone, never back."""
         if offset > core.word_load(&self.log.control.remote_offset):
-            core.word_store(&self.log.control.remote_offset, offset)
+            core.control_remote_set(self.log.control, offset)
 
     @property
     def committed(self) -> tuple[int, int, int]:
