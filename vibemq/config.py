@@ -176,6 +176,8 @@ class Queues(Struct, frozen=True, kw_only=True):
     backoff_max_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 120_000
     prefetch: Annotated[int, Meta(ge=1, le=10_000_000)] = 256
     prefetch_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
+    # A client that lost its connection is back within seconds, and a program that restarts within a minute.
+    member_grace_s: Annotated[int, Meta(ge=1, le=86_400)] = 60
     # Below the 10 s after which .NET clients give a command up.
     block_timeout_ms: Annotated[int, Meta(ge=100, le=600_000)] = 8000
     # Settled messages go segment by segment, so this is what an idle queue may hold on to.

@@ -68,6 +68,7 @@ struct ledger_control {
                                                 0: not known */
     /* Any worker's: messages that a full queue did not take, and whose publishers were told. */
     _Alignas(128) _Atomic uint64_t refused;
+    _Atomic uint64_t away;                   /* home: members of a fan-out that vanished and whose copies are kept */
 };
 #define LEDGER_HEAD_CHECK_AT 124u
 _Static_assert(offsetof(struct ledger_control, head_check) == LEDGER_HEAD_CHECK_AT, "newer versions keep it there");

@@ -19,6 +19,7 @@ cdef enum:
 
 
 cdef enum:
+    DEAD_MAX = 65_536        # on their way to the dead-letter queue: some 300 bytes each, and no more while it is stuck
     BUDGET = 4096            # messages of one queue in one turn: about two milliseconds with everything around them
 
 # What Backlog.work_off() returns.
@@ -50,6 +51,21 @@ cdef class Member:
     cdef uint64_t low                 # nothing below is owed to it any more
     cdef list inherited               # ranges below start that it got from members who left
     cdef object owed                  # deque of those parts of them that it was not given yet
+    cdef uint32_t record              # its number in the member table; 0: it has none
+    cdef str subscriber               # the name that its client gave; "": none
+    cdef int64_t ttl_ms               # so long a name stays without a connection; 0: for the grace of unnamed members
+    cdef bint vanished, died          # it left without a word; with its whole worker
+    cdef object copies                # deque of ranges: own copies of a vanished member, also where others have settled
+    cdef list debts                   # those ranges, as they were when it got them
+    cdef list taken                   # parts of them in [start, skip_below): they are not given a second time
+    cdef list passed_on               # a vanished member's: what those who were there have got too
+    cdef uint64_t tried_below         # copies below were delivered before
+    cdef uint64_t lapsed_count        # of its copies so many have left the queue
+    cdef int64_t due_ms               # a vanished member's: what it is owed is kept until then
+    cdef set holds                    # while a home takes over: what it has in flight
+    cdef int64_t came_ms              # when it subscribed, or when one that vanished did
+    cdef bint early                   # it subscribed while a home did not know yet who had vanished
+    cdef object restored              # likewise: its MemberRecord
     cdef list again                   # heap of (due ms, offset, attempts, strikes): copies that came back
 
 

@@ -41,14 +41,14 @@ cdef enum:
     BLOCKS_PER_TURN = 4
     UNREADABLE_AT_ONCE = 256  # messages of sub-batches that cannot be unpacked, of 65,535 each at worst
     MAKING_MS = 50           # until a dead-letter queue that is being made is asked for again
-    DEAD_MAX = 65_536        # on their way to the dead-letter queue: some 300 bytes each, and no more while it is stuck
 
 cdef int OVERFLOW_DROP_OLDEST = int(Overflow.DROP_OLDEST)
 
 
 cdef class Member:
     def __cinit__(self):
-        self.again, self.inherited, self.owed = [], [], ()
+        self.again, self.inherited, self.owed, self.copies = [], [], (), ()
+        self.debts, self.taken, self.passed_on, self.subscriber = [], [], [], ""
         self.reported = <uint64_t> -1
 
 
@@ -517,7 +517,8 @@ cdef class Backlog:
             if ok:
                 core.word_add(&self.control.dead_lettered, 1)
                 self.dead.pop(offset, None)
-                if reason is FailureReason.UNDELIVERABLE and self.is_fan_out and self.members:
+                if self.is_fan_out and (reason is FailureReason.MEMBER_GONE
+                                        or (reason is FailureReason.UNDELIVERABLE and self.members)):
                     self.settling = True  # of one copy; when nobody owes another, base moves over it
                 else:
                     self.settle(offset)

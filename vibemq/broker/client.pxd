@@ -145,6 +145,9 @@ cdef class Consumer:
     cdef delivery_list own            # its part of them
     cdef readonly uint32_t prefetch   # how many may be in flight
     cdef bint follows                 # it said nothing of that: as many as its queue says
+    cdef readonly str subscriber      # its name as a member of a fan-out; "": none
+    cdef readonly uint32_t subscriber_ttl_s  # so long the name outlives its connection; 0: as an unnamed member does
+    cdef readonly uint32_t record     # in the fan-out's member table; 0: none
     cdef uint32_t peer                # whose it is: peer_key() of its connection
     cdef object member                # the home's broker.home.Member of it, while the home is on this worker
     cdef bint stalled                 # had no room when there was something for it

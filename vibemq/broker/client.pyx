@@ -281,7 +281,7 @@ cdef uint32_t peer_key(str user, str address) except? 0:
 cdef class Consumer:
     def __cinit__(self):
         self.own.first = self.own.last = NO_SLOT
-        self.returned = {}
+        self.returned, self.subscriber = {}, ""
 
     def __dealloc__(self):
         free(self.pending)

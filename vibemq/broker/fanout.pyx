@@ -12,18 +12,35 @@ it inherited, and looks at each entry when its turn comes.  How often a message 
 """
 
 import heapq
+import logging
 from collections import deque
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from vibemq.broker.backlog cimport BUDGET, GOES_ON, RETRY_MS, WAITS, WORKED_OFF, Backlog, Member
+from vibemq.broker.backlog cimport BUDGET, DEAD_MAX, GOES_ON, RETRY_MS, WAITS, WORKED_OFF, Backlog, Member
+from vibemq.broker.departed cimport Departed
 from vibemq.broker.messages cimport NOWHERE, message_view
 from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_NOT_CACHED, LEDGER_READY, LEDGER_SETTLED, OK, err, fault, ledger_entry, ledger_word
 
-from vibemq.broker.options import FailureReason
+from vibemq.broker.options import OF_ONE_MEMBER, FailureReason
 from vibemq.broker.ranges import joined, length, without
+from vibemq.once_a_minute import OnceAMinute
+from vibemq.storage.members import SUBSCRIBED
+
+logger = logging.getLogger(__name__)
+lapsing = OnceAMinute(logger)
+
+cdef enum:
+    EARLY_MS = 5000          # by which a client may be back before its worker's death is known
+
+# Where a member's next message comes from.
+cdef enum:
+    OWN
+    CAME_BACK
+    COPIES
+    SHARED
 
 cdef enum:
     # What a turn may give each of many members: a send to one costs as much as eight deliveries to it.
@@ -43,25 +60,69 @@ cdef class FanOut(Backlog):
     cdef bint taking_over             # what is ready there has no owner either
     cdef set spared                   # offsets there that are in flight at consumers that outlived the last home
     cdef bint unmapped                # the search waits for memory or descriptors
+    cdef Departed departures          # members that vanished, and what is kept for them
+    cdef bint begins                  # not all members have told this home of themselves
     cdef int64_t looks                # at entries that may be settled, left in this turn
 
 
     def __init__(self, queue, generation):
         super().__init__(queue, generation)
         self.past, self.unsearched, self.spared = [], [], set()
+        self.begins = True
+        self.departures = Departed(self.queue, core.word_load(&self.control.base), self.next)
 
     cdef bint is_idle(self) except -1:
+        if self.departures.away or self.departures.lapsed:
+            return False  # somebody has to end their time
         return not self.past and not self.unsearched and Backlog.is_idle(self)
 
     # ---- members ----
 
     cdef int admit(self, Member m, bint fresh, uint64_t seen) except -1:
+        cdef Member gone
+        if m.record:
+            record = self.queue.members.read(m.record)
+            m.subscriber, m.ttl_ms = record.name, record.ttl_s * 1000
+            self.departures.unjoined.pop(m.record, None)
+            if record.is_admitted and record.state == SUBSCRIBED:
+                return self._admit_again(m, record, fresh, seen)
         if fresh and len(self.members) == 1:
             m.start = m.cursor = core.word_load(&self.control.base)  # nobody was there: the backlog is its own
             m.skip_below = self.next
         else:
             m.start = m.cursor = seen
         m.low = m.cursor
+        self.departures.admitted(m)
+        m.came_ms, m.early = self.queue.table.now_ms, self.begins
+        gone = self.departures.find(m) if fresh else None
+        if gone is not None:
+            self.departures.take(m, gone, self.next)
+        return 0
+
+    cdef int _admit_again(self, Member m, object record, bint fresh, uint64_t seen) except -1:
+        """The member was there in the time of another home, and its record says from where on."""
+        cdef uint64_t base = core.word_load(&self.control.base)
+        m.start, m.skip_below, m.restored = max(base, <uint64_t> record.start), record.skip_below, record
+        if fresh or not record.is_whole:
+            m.cursor = m.start
+        elif record.cursor < record.skip_below:
+            m.cursor = max(base, <uint64_t> record.cursor)  # it was among what had waited before it came
+        else:
+            m.cursor = max(m.start, seen)
+        m.low = min(m.cursor, max(base, <uint64_t> record.low))
+        return 0
+
+    cdef int _restore(self, Member m) except -1:
+        """It is known now what it has in flight: all else that it had taken over and not acknowledged comes again."""
+        holds = joined([(each, each + 1) for each in (m.holds or set()) | {item[1] for item in m.again}])
+        below = [(0, max(<uint64_t> m.restored.low, core.word_load(&self.control.base)))]
+        m.debts, m.inherited = m.restored.copies, m.restored.shared
+        m.copies = deque(without(without(m.debts, below), holds))
+        m.owed = deque(without(without(without(m.inherited, below), holds), list(m.copies)))
+        if m.cursor < m.skip_below:
+            m.taken = joined(m.debts, holds)
+        m.tried_below = m.cursor
+        m.restored = m.holds = None
         return 0
 
     cdef int came_back(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t due_ms) except -1:
@@ -92,11 +153,48 @@ cdef class FanOut(Backlog):
             low = min(low, <uint64_t> item[1])
         if m.owed:
             low = min(low, <uint64_t> m.owed[0][0])
+        if m.copies:
+            low = min(low, <uint64_t> m.copies[0][0])
         m.low = low
         return low
 
     cdef int left(self, Member gone) except -1:
-        """What it still owed and nobody else does is given to all who are there."""
+        """What only it owed is given to all who are there; what it is owed is kept for it, if it did not choose to go."""
+        cdef bint with_ack = self.queue.mode != MODE_FAN_OUT_WITHOUT_ACK
+        cdef uint64_t low = self._lowest(gone)
+        if self.members:
+            gone.passed_on = self._unclaimed(joined(gone.copies, gone.owed, [(max(gone.start, low), self.next)]))
+        self._left(gone)
+        if not gone.ttl_ms and not (gone.vanished and with_ack):
+            return self.departures.forget(gone)
+        if self.departures.keep(gone, low, self.next, with_ack):
+            self.timer.at_most(self.departures.due_ms)
+            self._give_to_early()
+        return 0
+
+    cdef int _give_to_early(self) except -1:
+        """Who came back before its old connection was known to be lost takes over what that one was owed."""
+        cdef Member m, gone
+        for gone in list(self.departures.away):
+            for m in self.members.values():
+                if (m.record and m.record == gone.record) or (m.subscriber and m.subscriber == gone.subscriber) or (
+                        m.early and not gone.subscriber):
+                    m.early = False
+                    self.departures.take(m, gone, self.next)
+                    break
+        return 0
+
+    cdef bint _give_late(self, Member gone) except -1:
+        """Nobody came after a worker had died: a member that was back before its death was known takes over."""
+        cdef Member m
+        if gone.died and not gone.subscriber:
+            for m in self.members.values():
+                if not m.subscriber and not m.debts and gone.came_ms - EARLY_MS < m.came_ms <= gone.came_ms:
+                    self.departures.take(m, gone, self.next)
+                    return True
+        return False
+
+    cdef int _left(self, Member gone) except -1:
         cdef Member m
         cdef uint64_t first_start
         cdef uint64_t next = self.next
@@ -117,8 +215,8 @@ cdef class FanOut(Backlog):
                     m.low = min(m.low, m.start)
         on_its_way = [(low, min(gone.cursor, next))] if gone.consumer is None else []
         if self.queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
-            return self._pass_on(joined(gone.owed, [(gone.cursor, next)], on_its_way))
-        self._pass_on(joined(gone.owed, [(gone.cursor, next)], came_back))
+            return self._pass_on(joined(gone.owed, gone.copies, [(gone.cursor, next)], on_its_way))
+        self._pass_on(joined(gone.owed, gone.copies, [(gone.cursor, next)], came_back))
         if on_its_way:  # perhaps its worker died: then nothing was given back
             self.unsearched = joined(self.unsearched, self._unclaimed(joined(on_its_way)))
             self.spared = set()
@@ -149,6 +247,7 @@ cdef class FanOut(Backlog):
             if id(had) not in made:
                 made[id(had)] = (had, joined(had, ranges))
             m.inherited = made[id(had)][1]
+            self.departures.admitted(m)
             m.owed = deque(joined(m.owed, ranges))
             m.low = min(m.low, <uint64_t> ranges[0][0])
         return 0
@@ -173,7 +272,7 @@ cdef class FanOut(Backlog):
         """Whatever nobody has acknowledged waits for the next who comes."""
         cdef uint64_t base = core.word_load(&self.control.base)
         if self.queue.mode == MODE_FAN_OUT_WITHOUT_ACK:
-            given = without([(base, min(gone.cursor, self.next))], list(gone.owed))
+            given = without([(base, min(gone.cursor, self.next))], joined(gone.owed, gone.copies))
             self.past = joined(self.past, without(given, [(offset, offset + 1) for offset in sorted(self.dead)]))
         self.ready = 0
         self.ready_from_base()
@@ -182,6 +281,17 @@ cdef class FanOut(Backlog):
 
     cdef int taken_over(self, set kept) except -1:
         """Copies whose owners died, and that nobody owes or has acknowledged, are given to all."""
+        cdef Member m
+        for m in self.members.values():
+            if m.restored is not None:
+                self._restore(m)
+            m.holds = None
+        self.departures.taken_over(core.word_load(&self.control.base), self.next)
+        self.begins = False
+        self._give_to_early()
+        for m in self.members.values():
+            m.early = False
+        self.timer.at_most(self.departures.due_ms)
         self.unsearched, self.spared = joined([(core.word_load(&self.control.base), self.next)]), kept
         self.deserted = not self.members
         self.taking_over = not self.deserted
@@ -190,6 +300,11 @@ cdef class FanOut(Backlog):
     # ---- what members left behind ----
 
     cdef int work_off(self) except -1:
+        if self.departures.away:
+            self.departures.end_some(self.queue.table.now_ms)
+            self.timer.at_most(self.departures.due_ms)
+        if self.departures.lapsed and not self.unsearched:
+            self._lapse()
         if not self.past and not self.unsearched:
             return WORKED_OFF
         self.unmapped = False
@@ -210,7 +325,7 @@ cdef class FanOut(Backlog):
         cdef uint64_t upto = self.past[0][1]
         cdef uint64_t base = core.word_load(&self.control.base)
         cdef uint64_t offset
-        if first <= base:
+        if first <= base and not self.departures.away and not self.departures.lapsed:
             upto = min(upto, base + SETTLED_PER_TURN)
             core.ledger_skip(self.raw, upto)
         else:
@@ -258,6 +373,59 @@ cdef class FanOut(Backlog):
         found.append((first, end))
         return self._pass_on(joined(found))
 
+    cdef int _lapse(self) except -1:
+        """A part of the copies that nobody has come back for: into the dead-letter queue, or dropped and counted."""
+        cdef Member gone = <Member> self.departures.lapsed[0]
+        cdef uint64_t offset, first, end, count = 0
+        cdef ledger_entry *entry
+        cdef fault f
+        cdef int budget = BUDGET
+        cdef bint buries = self.queue.options.dead_letter
+        cdef bint waits = False
+        if self._give_late(gone):
+            self.departures.lapsed.pop(0)
+            return self.queue.mark()
+        while gone.copies and budget > 0 and not waits:
+            first, end = gone.copies[0]
+            if not self.members:
+                end = min(end, self.next)  # what nobody was given yet still waits
+            elif not buries:
+                count += end - first  # the others have a copy each
+                gone.copies.popleft()
+                continue
+            offset = first
+            while offset < end and budget > 0:
+                budget -= 1
+                entry = core.ledger_entry_of(self.raw, offset, &f)
+                # No memory to map it, not handed out to the others yet, or as many on their way as may be.
+                waits = (entry == NULL and f.code != OK) or offset >= self.next or (buries and len(self.dead) >= DEAD_MAX)
+                if waits:
+                    self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
+                    break
+                if entry != NULL and (self.members or
+                                      core.ledger_state_of(core.word_load(&entry.word)) == LEDGER_SETTLED):
+                    count += 1
+                    if buries:
+                        self.bury(offset, FailureReason.MEMBER_GONE, 1)
+                offset += 1
+            if offset >= end:
+                gone.copies.popleft()
+            else:
+                gone.copies[0] = (offset, gone.copies[0][1])
+        gone.lapsed_count += count
+        if count and not buries:
+            core.word_add(&self.control.dropped, count)
+        if not gone.copies:
+            if gone.lapsed_count:
+                lapsing.say((self.queue.key, gone.subscriber), "queue %s: subscriber %s did not come back in time, and %d of "
+                            "its copies are %s", self.queue.name, gone.subscriber or "(unnamed)", gone.lapsed_count,
+                            "dead-lettered" if buries else "dropped; with a dead-letter queue they would be kept",
+                            count=gone.lapsed_count)
+            self.departures.forget(gone)
+            self.departures.lapsed.pop(0)
+            self.settling = True
+        return 0 if waits else self.queue.mark()
+
     # ---- one turn ----
 
     cdef bint hand_out(self) except -1:
@@ -297,25 +465,39 @@ cdef class FanOut(Backlog):
         cdef fault f
         cdef err e
         cdef uint64_t offset
-        cdef uint64_t end
+        cdef uint64_t end, first
         cdef uint32_t attempts, strikes
-        cdef bint came_back
+        cdef int source
         while budget[0] > 0 and self.looks > 0 and self.can(to):
-            came_back = bool(to.again) and to.again[0][0] <= self.queue.table.now_ms
             attempts = strikes = 0
             end = 0  # unless it was there before all members: then what is settled is no copy of theirs
-            if to.owed and not (came_back and to.again[0] < (0, to.owed[0][0])):
-                came_back = False
-                offset, end = to.owed[0]
-            elif came_back:
+            source, first = OWN, NOWHERE
+            if to.copies:
+                source, first = COPIES, to.copies[0][0]
+            if to.owed and to.owed[0][0] < first:
+                source, first = SHARED, to.owed[0][0]
+            if to.again and to.again[0][0] <= self.queue.table.now_ms and (source == OWN or to.again[0] < (0, first)):
+                source = CAME_BACK
                 _, offset, attempts, strikes = to.again[0]
+            elif source == COPIES:
+                offset = first
+            elif source == SHARED:
+                offset, end = to.owed[0]
             elif to.cursor < self.next:
                 offset, end = to.cursor, min(to.skip_below, self.next)
+                if to.taken and offset < end:
+                    first, last = to.taken[0]
+                    if first <= offset:
+                        to.cursor = max(offset, <uint64_t> last)
+                        to.taken = to.taken[1:]
+                        self.settling = True
+                        continue
+                    end = min(end, first)
             else:
                 return 0
             if offset < end:
                 offset = self._unsettled(offset, end)
-                self._go_on(to, offset)
+                self._go_on(to, source, offset)
                 if offset == end or self.looks <= 0:
                     continue
             if not self.take_up(offset, &f) and f.code != OK:
@@ -323,22 +505,28 @@ cdef class FanOut(Backlog):
                 return 0
             if self.entry == NULL or offset < self.expired:
                 self.looks -= 1
-                self._pass(to, came_back, offset)
+                self._pass(to, source, offset)
                 continue
             e = self.look(offset, &v)
             if e == ERR_NOT_CACHED:
                 return 0
             if e != OK:
-                self._pass(to, came_back, offset)
+                self._pass(to, source, offset)
                 continue
             if offset < end:
                 # Its last owners are gone: another attempt, which is one and the same for all who inherited it.
                 attempts, strikes = self.word.attempts, self.word.strikes
                 if self.word.state == LEDGER_READY:
                     self.ready -= self.ready > 0
-                elif to.owed:
+                elif source == SHARED:
                     attempts = max(attempts, 1) - 1
-            self._pass(to, came_back, offset)
+            elif self.word.state == LEDGER_READY and source != OWN:
+                self.ready -= self.ready > 0  # nobody else was there to have it
+                if source == COPIES:
+                    attempts, strikes = self.word.attempts, self.word.strikes
+            elif source == COPIES:
+                attempts = offset < to.tried_below
+            self._pass(to, source, offset)
             self.give(to, &v, attempts + 1, strikes)
             budget[0] -= 1
         return 0
@@ -359,24 +547,25 @@ cdef class FanOut(Backlog):
         return offset
 
     cdef bint _is_leaving(self, uint64_t offset) except -1:
-        """Is it on its way out of the queue for all?  An undeliverable copy is one member's."""
-        return self.dead.get(offset, FailureReason.UNDELIVERABLE) is not FailureReason.UNDELIVERABLE
+        """Is it on its way out of the queue for all, and not only one member's copy of it?"""
+        return self.dead.get(offset, FailureReason.UNDELIVERABLE) not in OF_ONE_MEMBER
 
-    cdef int _pass(self, Member to, bint came_back, uint64_t offset) except -1:
-        if came_back:
+    cdef int _pass(self, Member to, int source, uint64_t offset) except -1:
+        if source == CAME_BACK:
             heapq.heappop(to.again)
             self.settling = True
             return 0
-        return self._go_on(to, offset + 1)
+        return self._go_on(to, source, offset + 1)
 
-    cdef int _go_on(self, Member to, uint64_t offset) except -1:
-        """What it inherited or else its own part goes on from here."""
-        if not to.owed:
+    cdef int _go_on(self, Member to, int source, uint64_t offset) except -1:
+        """What it has taken over, or inherited, or else its own part goes on from here."""
+        cdef object ranges = to.copies if source == COPIES else to.owed
+        if source == OWN:
             to.cursor = offset
-        elif offset < <uint64_t> to.owed[0][1]:
-            to.owed[0] = (offset, to.owed[0][1])
+        elif offset < <uint64_t> ranges[0][1]:
+            ranges[0] = (offset, ranges[0][1])
         else:
-            to.owed.popleft()
+            ranges.popleft()
         self.settling = True
         return 0
 
@@ -397,6 +586,7 @@ cdef class FanOut(Backlog):
         """Who has not been given the messages below, which leave the queue, goes on behind them."""
         cdef Member m
         upto = min(upto, self.next)
+        self.departures.cut(upto)
         for m in self.members.values():
             if m.cursor < upto:
                 m.cursor = upto
@@ -404,6 +594,9 @@ cdef class FanOut(Backlog):
             if m.again and min([item[1] for item in m.again]) < upto:
                 m.again = [item for item in m.again if item[1] >= upto]
                 heapq.heapify(m.again)
+                self.settling = True
+            if m.copies and m.copies[0][0] < upto:
+                m.copies = deque(without(m.copies, [(0, upto)]))
                 self.settling = True
             if m.owed and m.owed[0][0] < upto:
                 m.owed = deque(without(m.owed, [(0, upto)]))
@@ -414,9 +607,21 @@ cdef class FanOut(Backlog):
         """With members, who is too far behind loses what is too much for the queue."""
         cdef uint64_t most = self.queue.max_messages
         cdef uint64_t first, end
+        cdef uint64_t dropped
         cdef Member m
-        if not self.members:
+        cdef bint more
+        if not self.members and not (self.departures.away and self.overflows()):
             return Backlog.overflow(self)
+        if not self.members:
+            end = self.queue.log_end()
+            dropped = core.word_load(&self.control.dropped)
+            more = Backlog.overflow(self)
+            if end > most:
+                # Of what nobody has acknowledged the messages were counted.
+                dropped = core.word_load(&self.control.dropped) - dropped
+                first = self.departures.cut(min(end - most, self.next))
+                self.count_out(FailureReason.QUEUE_FULL, max(first, dropped) - dropped)
+            return more
         if not self.overflows():
             return False
         end = self.queue.log_end()
@@ -424,10 +629,16 @@ cdef class FanOut(Backlog):
             return False
         self.arrived = end
         first = min(end - most, self.next)
+        self.count_out(FailureReason.QUEUE_FULL, self.departures.cut(first))
         for m in self.members.values():
             if m.cursor < first:
                 self.count_out(FailureReason.QUEUE_FULL, first - m.cursor)
                 m.cursor = first
+                self.settling = True
+            if m.copies and m.copies[0][0] < first:
+                left = deque(without(m.copies, [(0, first)]))
+                self.count_out(FailureReason.QUEUE_FULL, length(m.copies) - length(left))
+                m.copies = left
                 self.settling = True
             if m.owed and m.owed[0][0] < first:
                 left = deque(without(m.owed, [(0, first)]))
@@ -443,6 +654,9 @@ cdef class FanOut(Backlog):
         cdef Member m
         for m in self.members.values():
             floor = min(floor, self._lowest(m))
+            self.departures.place(m)
+        if self.departures.away or self.departures.lapsed:
+            floor = min(floor, self.departures.lowest())
         if self.dead:
             floor = min(floor, <uint64_t> min(self.dead))
         return floor
@@ -455,6 +669,8 @@ cdef class FanOut(Backlog):
             for m in self.members.values():
                 if m.inherited and <uint64_t> m.inherited[0][1] <= floor:
                     m.inherited = without(m.inherited, [(0, floor)])
+                if m.debts and <uint64_t> m.debts[0][1] <= floor:
+                    m.debts = without(m.debts, [(0, floor)])
         Backlog.settle_base(self, floor)
         if floor == began + SETTLED_PER_TURN:
             self.settling = True  # and perhaps further
@@ -465,7 +681,9 @@ cdef class FanOut(Backlog):
         cdef uint64_t lowest = self.next
         cdef Member m
         if not self.members:
-            return Backlog.departed(self)
+            return self.departures.departed(Backlog.departed(self), self.next)
         for m in self.members.values():
-            lowest = min(lowest, m.cursor - <uint64_t> length(m.owed) if m.owed else m.cursor)
-        return lowest
+            lowest = min(lowest, m.cursor)
+            if m.owed or m.copies:
+                lowest = min(lowest, m.cursor - min(m.cursor, <uint64_t> (length(m.owed) + length(m.copies))))
+        return self.departures.departed(lowest, self.next) if self.departures.away else lowest

@@ -23,7 +23,7 @@ cdef class Home:
     cdef set kept                     # offsets in flight at consumers that a new home has been told of
 
     cdef int join(self, Consumer consumer) except -1
-    cdef int leave(self, Consumer consumer) except -1
+    cdef int leave(self, Consumer consumer, bint vanished) except -1   # `vanished`: without a word
     cdef int acked(self, Consumer consumer) except -1
     cdef int returned(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes,
                       int64_t delay_ms) except -1
@@ -39,6 +39,7 @@ cdef class Home:
 
     cdef int _admit(self, const letter *what, Consumer consumer) except -1
     cdef int _leave(self, Member m) except -1
+    cdef int _keep(self, Member m, uint64_t offset) except -1
     cdef int _settled(self, Member m, uint32_t count) except -1
     cdef int _returned(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t delay_ms) except -1
     cdef bint _take_out(self, int64_t now_ms) except -1

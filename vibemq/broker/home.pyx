@@ -34,6 +34,7 @@ from vibemq.storage.log import drop_settled, ledger_sync
 logger = logging.getLogger(__name__)
 
 cdef enum:
+    SEATS_LOOKED_AT_MAX = 1000  # members for each that comes: some microseconds
     SYNC_EVERY_MS = 10_000   # of a queue with durability `disk`: what was settled since then comes again after a power cut
 
 
@@ -157,11 +158,11 @@ cdef class Home:
             self.join(consumer)
             slot = consumer.own.first
             while slot != NO_SLOT:
-                self.kept.add(consumer.deliveries.slots[slot].offset)
+                self._keep(<Member> consumer.member, consumer.deliveries.slots[slot].offset)
                 slot = consumer.deliveries.slots[slot].next
             returned, consumer.returned = consumer.returned, {}
             for offset, (due_ms, attempts, strikes) in returned.items():
-                self.kept.add(offset)
+                self._keep(<Member> consumer.member, offset)
                 self.backlog.came_back(<Member> consumer.member, offset, attempts, strikes, due_ms)
             for i in range(consumer.pending_head, consumer.pending_size):
                 # Handed over by the last home and not written yet: it goes out anew, in its order.
@@ -170,6 +171,15 @@ cdef class Home:
             consumer.pending_head = consumer.pending_size = 0
         if not self.awaited:
             self._all_have_told()
+
+    cdef int _keep(self, Member m, uint64_t offset) except -1:
+        """A member has this message in flight, or given back to be given again, from the last home's time."""
+        self.kept.add(offset)
+        if self.backlog.is_fan_out:
+            if m.holds is None:
+                m.holds = set()
+            m.holds.add(offset)
+        return 0
 
     def _has_told(self, uint32_t worker, uint32_t epoch):
         if (worker, epoch) in self.awaited:
@@ -194,9 +204,11 @@ cdef class Home:
     cdef int _admit(self, const letter *what, Consumer consumer) except -1:
         """As its JOIN says; `consumer`: it is one of this worker's."""
         cdef Member m = Member()
+        if self.backlog.is_fan_out and what.received and len(self.backlog.members) <= SEATS_LOOKED_AT_MAX:
+            self.seats_changed()  # who comes back finds what its old connection left behind with a dead worker
         m.worker, m.consumer_id, m.prefetch, m.follows = what.sender, what.consumer, what.count, what.index != 0
         m.life = core.ledger_life(core.doorbell_epoch(self.queue.table.board.raw, what.sender))
-        m.peer = what.attempts
+        m.peer, m.record = what.attempts, <uint32_t> what.offset
         if consumer is not None:
             m.consumer, m.outstanding, consumer.member = consumer, consumer.own.count, m
         self.backlog.in_flight += m.outstanding
@@ -204,8 +216,9 @@ cdef class Home:
         self.backlog.admit(m, what.received != 0, what.low)
         return self.queue.mark()
 
-    cdef int leave(self, Consumer consumer) except -1:
+    cdef int leave(self, Consumer consumer, bint vanished) except -1:
         if consumer.member is not None:
+            (<Member> consumer.member).vanished = vanished
             self._leave(<Member> consumer.member)
             consumer.member = None
         return 0
@@ -242,6 +255,7 @@ cdef class Home:
         for m in list(self.backlog.members.values()):
             if m.life != core.ledger_life(core.doorbell_epoch(queue.table.board.raw, m.worker)):
                 dead.add((m.worker, m.life))
+                m.vanished = m.died = True
                 self._leave(m)
         for worker, epoch in list(self.awaited):
             if core.doorbell_epoch(queue.table.board.raw, worker) != epoch:
@@ -309,12 +323,13 @@ cdef class Home:
             return 0
         m = <Member> found
         if what.kind == LETTER_KEPT:
-            self.kept.add(what.offset)
+            self._keep(m, what.offset)
             m.reported = min(m.reported, what.offset)
             m.low = min(m.low, what.offset)
             m.outstanding += 1
             self.backlog.in_flight += 1
         elif what.kind == LETTER_LEAVE:
+            m.received, m.vanished = what.received, what.strikes != 0
             self._leave(m)
         elif what.kind == LETTER_SETTLED:
             m.received, m.reported = what.received, what.low

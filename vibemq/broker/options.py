@@ -45,7 +45,11 @@ class FailureReason(enum.StrEnum):
     DESERIALIZATION_ERROR = "DeserializationError"
     QUEUE_FULL = "QueueFull"
     UNDELIVERABLE = "Undeliverable"  # none of the consumers that tried could be given it
+    MEMBER_GONE = "MemberGone"  # the copy of a member of a fan-out that vanished and did not come back in time
 
+
+#: Where a copy of a fan-out leaves the queue and the message stays for the other members.
+OF_ONE_MEMBER = (FailureReason.UNDELIVERABLE, FailureReason.MEMBER_GONE)
 
 #: What the log says of messages that left a queue for good.
 DROPPED = {
@@ -59,6 +63,8 @@ DROPPED = {
     FailureReason.DESERIALIZATION_ERROR: "message {offset} cannot be read, and is dropped",
 }
 
+#: A name keeps the queue's segments until its time to live ends: a month, after which a backup is fresher.
+SUBSCRIBER_TTL_S_MAX = 2_592_000
 _NUMBER_MAX = 2**53  # of milliseconds or messages: what every reader of JSON takes exactly
 
 
@@ -183,6 +189,19 @@ def stored_options(given: Mapping[str, Any]) -> dict[str, Any]:
         for option, value in given.items()
         if value is not None
     }
+
+
+def subscriber_of(name: str | None, ttl: str | int | None) -> tuple[str, int]:
+    """The name of a fan-out's member and its time to live in seconds, as a client gives them.  Raises BadArgument."""
+    name = name or ""
+    if not name.isprintable() or len(name.encode(errors="replace")) > NAME_SIZE_MAX_BYTES:
+        raise BadArgument(f"a subscriber's name needs at most {NAME_SIZE_MAX_BYTES} printable bytes, had {name[:60]!r}")
+    text = str(ttl or 0)
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) <= SUBSCRIBER_TTL_S_MAX):
+        raise BadArgument(f"a subscriber's time to live needs 0 to {SUBSCRIBER_TTL_S_MAX} seconds, had {text[:20]!r}")
+    if int(text) and not name:
+        raise BadArgument("a subscriber's time to live needs the subscriber's name")
+    return name, int(text)
 
 
 def letters_named(name: str, options: Mapping[str, Any]) -> str | None:

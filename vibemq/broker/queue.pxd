@@ -9,6 +9,7 @@ cdef class Queue(StreamUser)  # those below refer to it
 from vibemq.broker.home cimport Home
 from vibemq.broker.queue_table cimport QueueTable
 
+from vibemq.storage.members cimport MemberTable
 from vibemq.storage.core cimport fault, ledger, ledger_control
 from vibemq.storage.shm cimport letter
 
@@ -40,6 +41,7 @@ cdef class Queue(StreamUser):
     cdef Home home                    # None unless this worker is the home
     cdef uint32_t told                # generation of the home on another worker that knows our consumers
     cdef Probe probe
+    cdef MemberTable members          # a fan-out's; None: not needed yet
     cdef object ack_timer
     cdef list waiting_publishers
     cdef uint64_t refused             # messages in this turn, because it is full: the log is told at its end
@@ -66,6 +68,7 @@ cdef class Queue(StreamUser):
     cdef int give_back_message(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes,
                                int64_t delay_ms) except -1
 
+    cdef uint32_t _add_member(self, Consumer consumer) except? 0
     cdef int _settle(self, uint64_t offset) except -1
     cdef int _put_off(self, uint64_t offset, const fault *f, object returned) except -1
     cdef bint _is_fan_out(self) noexcept

@@ -30,9 +30,11 @@ from vibemq.storage.shm cimport (
 from vibemq.broker.options import options_of
 from vibemq.errors import StorageError
 from vibemq.once_a_minute import OnceAMinute
+from vibemq.storage.members import MEMBERS_MAX
 
 logger = logging.getLogger(__name__)
 faults = OnceAMinute(logger, logging.ERROR)
+unrecorded = OnceAMinute(logger)
 
 cdef enum:
     OVERDUE_BUDGET = 4096    # messages given back in one turn because no acknowledgement came
@@ -182,9 +184,16 @@ cdef class Queue(StreamUser):
 
     # ---- consumers ----
 
-    def add_consumer(self, Consumer consumer, uint32_t prefetch):
-        """From now on it gets messages, through its write().  `prefetch` 0: as the queue has it, also later."""
+    def add_consumer(self, Consumer consumer, uint32_t prefetch, str subscriber=None, uint32_t subscriber_ttl_s=0):
+        """From now on it gets messages, through its write().  `prefetch` 0: as the queue has it, also later.
+
+        `subscriber`: its name as a member of a fan-out, which `subscriber_ttl_s` lets outlive its connection; None: as it
+        was.  Raises LimitExceeded where the queue has too many such names.
+        """
         cdef letter l
+        if subscriber is not None:
+            consumer.subscriber, consumer.subscriber_ttl_s = subscriber, subscriber_ttl_s if subscriber else 0
+        consumer.record = self._add_member(consumer)
         self.table.next_consumer += 1
         consumer.follows = prefetch == 0
         prefetch = self.prefetch() if consumer.follows else min(prefetch, <uint32_t> self.table.defaults.prefetch_max)
@@ -208,6 +217,25 @@ cdef class Queue(StreamUser):
         """Of a consumer that says nothing of its own."""
         return min(self.options.prefetch or self.table.defaults.prefetch, self.table.defaults.prefetch_max)
 
+    cdef uint32_t _add_member(self, Consumer consumer) except? 0:
+        """Make a record of a member that is owed its copies also when it is gone; 0: of this one there is none."""
+        if self.mode != MODE_FAN_OUT_WITH_ACK and not (self._is_fan_out() and consumer.subscriber_ttl_s):
+            return 0
+        try:
+            if self.members is None:
+                self.members = MemberTable(self.record.directory, True)
+            record = self.members.add(self.worker, self.life, consumer.subscriber, consumer.subscriber_ttl_s)
+        except StorageError as problem:
+            if consumer.subscriber_ttl_s:
+                raise
+            unrecorded.say(self.key, "queue %s: a member has no record, so it loses its copies where a worker dies: %s",
+                           self.name, problem)
+            return 0
+        if not record:
+            unrecorded.say(self.key, "queue %s: more than %d members: those beyond lose their copies where a worker dies",
+                           self.name, MEMBERS_MAX)
+        return record
+
     def remove_consumer(self, Consumer consumer, bint lost=False):
         """It is gone: what it had in flight is ready again, in its old order.
 
@@ -216,6 +244,7 @@ cdef class Queue(StreamUser):
         """
         cdef size_t i
         cdef letter l
+        cdef bint vanished = lost or self.table.ending
         lost = lost and not self.table.ending
         if consumer.queue is not self:
             return
@@ -229,10 +258,13 @@ cdef class Queue(StreamUser):
             self.give_back_message(consumer, l.offset, l.attempts, l.strikes, 0)
         consumer.pending_head = consumer.pending_size = 0
         del self.consumers[consumer.consumer_id]
+        if consumer.record and not vanished and not consumer.subscriber_ttl_s:
+            self.members.leave(consumer.record)
         if self.home is not None:
-            self.home.leave(consumer)
+            self.home.leave(consumer, vanished)
         elif self.told:
             l = self.letter_of(LETTER_LEAVE, self.told, consumer)
+            l.received, l.strikes = consumer.received, vanished
             self._send_home(&l)
         consumer.queue = None
         if not self.consumers:
@@ -440,7 +472,7 @@ cdef class Queue(StreamUser):
         l.kind, l.sender, l.slot, l.tag, l.generation = kind, self.worker, self.stream.slot, self.tag, generation
         if consumer is not None:
             l.consumer, l.count, l.index = consumer.consumer_id, consumer.prefetch, consumer.follows
-            l.low, l.received, l.attempts = consumer.seen, consumer.fresh, consumer.peer
+            l.low, l.received, l.attempts, l.offset = consumer.seen, consumer.fresh, consumer.peer, consumer.record
         return l
 
     cdef int _send_home(self, const letter *what) except -1:
@@ -546,6 +578,7 @@ cdef class Queue(StreamUser):
             self.home = None
         self.table.forget(self)
         self.probe.close()
+        self.members = None
         consumers, self.consumers = self.consumers, {}
         for consumer in consumers.values():
             while consumer.own.first != NO_SLOT:

@@ -42,3 +42,11 @@ def without(ranges: Iterable[Range], taken: Sequence[Range]) -> list[Range]:
 
 def length(ranges: Iterable[Range]) -> int:
     return sum(end - first for first, end in ranges)
+
+
+def fewer(ranges: Sequence[Range], most: int) -> list[Range]:
+    """At most `most` ranges with all that is in `ranges`: neighbours are joined in pairs until it fits."""
+    found = list(ranges)
+    while len(found) > most:
+        found = [(pair[0][0], pair[-1][1]) for pair in (found[at : at + 2] for at in range(0, len(found), 2))]
+    return found

@@ -30,11 +30,13 @@ PREFETCH_MAX = 256  # as many as the broker gives without being told; with --cou
 @click.option("--no-ack", is_flag=True, help="Leave the messages in the queue: they go back when this ends.")
 @click.option("--prefetch", type=click.IntRange(min=1), metavar="N", help="Messages on their way to us at a time.")
 @click.option("--follow/--drain", default=True, help="Wait for more (default), or end when the queue is empty.")
+@click.option("--subscriber", default="", metavar="NAME", help="A member of a fan-out, whose copies wait for it.")
+@click.option("--subscriber-ttl", type=click.IntRange(min=0), default=0, metavar="S", help="For so long.")
 @click.option("--create", is_flag=True, help="Make the queue if there is none, also of a stream of that name.")
 @queues_options
 def consume(
-    queue: str, count: int | None, no_ack: bool, prefetch: int | None, follow: bool, create: bool, as_json: bool,
-    broker: Broker,
+    queue: str, count: int | None, no_ack: bool, prefetch: int | None, follow: bool, create: bool, subscriber: str,
+    subscriber_ttl: int, as_json: bool, broker: Broker,
 ) -> None:  # fmt: skip
     """Print the messages of QUEUE, a line for each, and acknowledge what is printed.
 
@@ -47,7 +49,10 @@ def consume(
         wanted = prefetch or (min(count, PREFETCH_MAX) if count else None)
         with contextlib.suppress(KeyboardInterrupt):  # how one ends --follow
             stored, idle_s = as_json and client.gives_stored, None if follow else IDLE_S
-            with client.consume(queue, prefetch=wanted, create=create, stored=stored, timeout_s=idle_s) as consumer:
+            with client.consume(
+                queue, prefetch=wanted, create=create, stored=stored, timeout_s=idle_s,
+                subscriber=subscriber, subscriber_ttl_s=subscriber_ttl,
+            ) as consumer:  # fmt: skip
                 watch_reader(consumer.stop)
                 given = consumer if follow else _until_empty(client, queue, consumer, no_ack)
                 for message in itertools.islice(given, count):

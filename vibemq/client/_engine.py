@@ -77,7 +77,11 @@ class Feed:
     It does not keep its consumer alive: one that is dropped without a word unsubscribes by that.
     """
 
-    def __init__(self, consumer: AnyConsumer, queue: str, prefetch: int | None, create: bool, stored: bool) -> None:
+    def __init__(
+        self, consumer: AnyConsumer, queue: str, prefetch: int | None, create: bool, stored: bool,
+        subscriber: str = "", subscriber_ttl_s: int = 0,
+    ) -> None:  # fmt: skip
+        self.subscriber, self.subscriber_ttl_s = subscriber, subscriber_ttl_s
         self.queue, self.prefetch, self.create = queue, prefetch, create
         self.stored = stored  # its messages come as they are stored
         self.leaving = False  # nobody wants its messages any more, though the broker may not know it yet
@@ -463,6 +467,10 @@ class Engine:
             headers[Header.FORM.value] = FORM_STORED
         if feed.prefetch is not None:
             headers["prefetch"] = str(feed.prefetch)
+        if feed.subscriber:
+            headers[Header.SUBSCRIBER.value] = feed.subscriber
+        if feed.subscriber_ttl_s:
+            headers[Header.SUBSCRIBER_TTL.value] = str(feed.subscriber_ttl_s)
         await self._link.exchange(Command.SUBSCRIBE, feed.queue, headers=headers, timeout_s=timeout_s)
 
     async def _subscribe_again(self) -> None:

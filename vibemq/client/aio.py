@@ -221,6 +221,8 @@ class AsyncClient(ClientFace, AbstractAsyncContextManager["AsyncClient"]):
         auto_ack: bool = False,
         create: bool = False,
         timeout_s: float | None = None,
+        subscriber: str = "",
+        subscriber_ttl_s: int = 0,
     ) -> AsyncConsumer:
         """The messages of a queue, one after another, without an end; each is to be settled with its ack or nack.
 
@@ -231,6 +233,9 @@ class AsyncClient(ClientFace, AbstractAsyncContextManager["AsyncClient"]):
         QueueNotFound where there is no queue, NotAQueue where there is a stream instead; `create` makes the queue, of a
         stream for good: it keeps what the stream's retention keeps, and has no limit of messages.
 
+        `subscriber` names the consumer as a member of a fan-out queue. Its copies then wait for that name when the
+        connection is lost, and for `subscriber_ttl_s` seconds the queue collects further copies for it.
+
         >>> id = await client.publish("docs-async-consume", "hello")
         >>> async for message in client.consume("docs-async-consume"):
         ...     print(message.payload)
@@ -238,7 +243,10 @@ class AsyncClient(ClientFace, AbstractAsyncContextManager["AsyncClient"]):
         ...     break
         hello
         """
-        return AsyncConsumer(self._engine, queue, prefetch, auto_ack, create, timeout_s)
+        return AsyncConsumer(
+            self._engine, queue, prefetch, auto_ack, create, timeout_s,
+            subscriber=subscriber, subscriber_ttl_s=subscriber_ttl_s,
+        )  # fmt: skip
 
     async def subscribe(
         self,

@@ -39,10 +39,12 @@ class AnyConsumer:
         create: bool,
         timeout_s: float | None,
         stored: bool = False,
+        subscriber: str = "",
+        subscriber_ttl_s: int = 0,
     ) -> None:
         self.queue = queue
         self._engine, self._auto_ack, self._timeout_s = engine, auto_ack, timeout_s
-        self._feed = Feed(self, queue, prefetch, create, stored)
+        self._feed = Feed(self, queue, prefetch, create, stored, subscriber, subscriber_ttl_s)
         self._messages: deque[Message] = deque()
         self._open = self._over = self._stopped = False
         self._why: VibeMQError | None = None

@@ -219,8 +219,12 @@ class Client(ClientFace, contextlib.AbstractContextManager["Client"]):
         create: bool = False,
         stored: bool = False,
         timeout_s: float | None = None,
+        subscriber: str = "",
+        subscriber_ttl_s: int = 0,
     ) -> Consumer:
-        return Consumer(self._call, self._engine, queue, prefetch, auto_ack, create, timeout_s, stored)
+        return Consumer(
+            self._call, self._engine, queue, prefetch, auto_ack, create, timeout_s, stored, subscriber, subscriber_ttl_s
+        )
 
     def subscribe(
         self,

@@ -40,7 +40,7 @@ DECISION_S_MAX, DECISION_LOOK_S = 600.0, 0.05
 #: Descriptors that are left for anything but the segments that are held open.
 FILES_LEFT = 64
 #: Of a log, in this order: what says that messages are settled must not be newer than the messages.
-BEFORE_SEGMENTS = ("ledger", ".ledger", "offsets")
+BEFORE_SEGMENTS = ("ledger", ".ledger", "offsets", "members")
 WITH_SEGMENTS = (".segment", ".index", ".tracking", ".remote")
 
 

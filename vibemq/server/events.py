@@ -281,6 +281,18 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "queue %s: has no home now, so no message that is too old or too many leaves it: %s",
         "queues that need a home cannot be listed: %s",
     ),
+    "queue_member_gone": (
+        "queue %s: subscriber %s did not come back in time, and %d of its copies are %s",
+        "queue %s: more than %d members vanished and did not come back: the copies of those longest gone leave it",
+    ),
+    "queue_member_unrecorded": (
+        "queue %s: a member has no record, so it loses its copies where a worker dies: %s",
+        "queue %s: more than %d members: those beyond lose their copies where a worker dies",
+    ),
+    "queue_member_damaged": (
+        "queue %s: the record of a member that vanished is damaged, so all messages from %d on come again for it",
+        "%s is damaged: what departed members of this fan-out were owed is not known",
+    ),
     "queue_ledger_not_synced": ("queue %s: its ledger is not synced: %s",),
     # ---- transactions ----
     "transaction_appended": ("batch %d of application %r, which was decided before, is appended: %d messages",),

@@ -29,6 +29,7 @@ from typing import Any, TypeVar, Union
 import vibemq.storage.log as logs
 from vibemq.broker.disk import Reserve
 from vibemq.errors import StorageError, VibeMQError
+from vibemq.storage import members
 from vibemq.storage.arguments import CHUNK_MESSAGES_MAX, log_options
 from vibemq.storage.ledger import disown
 from vibemq.storage.metadata import Metadata
@@ -322,6 +323,8 @@ def _recover(
     has_ledger = os.path.exists(os.path.join(record.directory, "ledger"))
     if record.queue is None:
         return report
+    if os.path.exists(os.path.join(record.directory, members.FILE_NAME)):
+        members.prepare(record.directory, logs.Log(record.directory).stats().next_offset if report.ran else None)
     if not report.ran and has_ledger:
         disown(record.directory)
     elif logs.ledger_recover(record.directory):

@@ -53,6 +53,7 @@ from vibemq.server.hangs import BEATS_PER_S
 from vibemq.server.helpers import Helpers
 from vibemq.server.inquiry import Inquiries
 from vibemq.server.turn import Loop
+from vibemq.storage import members
 from vibemq.storage.ledger import has_consumers_of
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters
@@ -150,7 +151,9 @@ class Worker:
         def needs_home(record: StreamRecord) -> bool:
             try:
                 has_ttl = bool(policies.options(record).get("message_ttl_ms"))
-                return has_ttl or has_consumers_of(record.directory, self.context.index)
+                # Members of a fan-out that were there are owed their copies until somebody ends their time.
+                has_members = os.path.exists(os.path.join(record.directory, members.FILE_NAME))
+                return has_ttl or has_members or has_consumers_of(record.directory, self.context.index)
             except StorageError:
                 return True  # opening it says what is wrong
 

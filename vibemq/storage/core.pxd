@@ -144,7 +144,7 @@ cdef extern from "ledger/ledger.h" nogil:
     struct ledger_control:
         uint32_t magic, version
         shared_word home, base, next, departed, purge, workers, room_wanted, consumers, in_flight
-        shared_word delivered, redelivered, acked, expired, dropped, dead_lettered, purged, looked, refused
+        shared_word delivered, redelivered, acked, expired, dropped, dead_lettered, purged, looked, refused, away
 
     struct ledger:
         ledger_control *control

@@ -33,6 +33,7 @@ class QueueStats(NamedTuple):
     dead_lettered: int
     purged: int
     refused: int  # by a full queue: their publishers were told
+    away: int  # members of a fan-out that vanished, and whose copies are kept
     base: int  # all messages below this offset are settled
 
 
@@ -46,6 +47,7 @@ def queue_stats(str directory, uint64_t next_offset) -> QueueStats:
         core.word_load(&page.consumers), core.word_load(&page.delivered), core.word_load(&page.redelivered),
         core.word_load(&page.acked), core.word_load(&page.expired), core.word_load(&page.dropped),
         core.word_load(&page.dead_lettered), core.word_load(&page.purged), core.word_load(&page.refused),
+        core.word_load(&page.away),
         core.word_load(&page.base),
     )
 

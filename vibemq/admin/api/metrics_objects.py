@@ -28,6 +28,7 @@ _QUEUE_METRICS = (
     ("expired_total", "messages that were older than the queue's time to live", "expired"),
     ("dropped_total", "messages lost to a limit, the time to live or failed attempts", "dropped"),
     ("refused_total", "messages that a full queue did not take, as their publishers were told", "refused"),
+    ("members_away", "members of a fan-out that vanished and whose copies are kept for them", "away"),
     ("purged_total", "messages that waited when the queue was purged", "purged"),
 )
 _STREAM_METRICS: tuple[tuple[str, str, Callable[[Entry], int]], ...] = (

@@ -243,6 +243,7 @@ def _queue(api: Api, record: StreamRecord, readers: Counter[tuple[str, str]]) ->
         "messages_ready": counts.ready,
         "messages_unacknowledged": counts.unacknowledged,
         **{f"messages_{name}": getattr(counts.queue, name, 0) for name in ("dropped", "refused")},
+        "members_away": getattr(counts.queue, "away", 0),
         "consumers": _consumers_of(record, counts, readers),
         "message_bytes": counts.log.size_bytes,
         "segments": counts.log.segment_count,

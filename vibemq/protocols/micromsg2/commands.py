@@ -22,7 +22,7 @@ from vibemq.broker.arguments import BadArgument
 from vibemq.broker.audit import author
 from vibemq.broker.helping import in_helper
 from vibemq.broker.messages import offset_of_word
-from vibemq.broker.options import FAN_OUTS, DeliveryMode, letters_named, options_of
+from vibemq.broker.options import FAN_OUTS, DeliveryMode, letters_named, options_of, subscriber_of
 from vibemq.errors import Refused, StorageError, StreamExists, StreamNotFound
 from vibemq.net.hosts import host_of
 from vibemq.once_a_minute import OnceAMinute
@@ -357,6 +357,10 @@ def start(command: Command) -> None:
     text = ";".join(command.pairs.get("filter", []))
     chosen = compile_filter(text) if text else None
     prefetch = _prefetch(command)
+    try:
+        subscriber, ttl_s = subscriber_of(command.value("subscriber"), command.value("subscriber-ttl"))
+    except BadArgument as problem:
+        raise Refused(ErrorCode.BAD_COMMAND, str(problem)) from None
     record = session.door.queues.metadata.find_stream(DEFAULT_VHOST, target.name)
     is_plain = record is not None and record.queue is None
     if is_plain or command.value("from") is not None:
@@ -375,7 +379,7 @@ def start(command: Command) -> None:
         if subscribed is not None:
             subscribed.outlet.filter = chosen
         else:
-            session.add_subscription(target.name, destination, chosen, queue, prefetch)
+            session.add_subscription(target.name, destination, chosen, queue, prefetch, subscriber, ttl_s)
 
     open_queue(session, target, opened, command.refuse)
 

@@ -401,12 +401,13 @@ cdef class Micromsg2Session(QueueSession):
         for publisher in self.publishers.values():
             publisher.generation = -1
 
-    def add_subscription(self, str name, bytes destination, filter, Queue queue, uint32_t prefetch):
+    def add_subscription(self, str name, bytes destination, filter, Queue queue, uint32_t prefetch,
+                         str subscriber, uint32_t subscriber_ttl_s):
         """To a queue or topic."""
         subscription = Subscription(name, Outlet(self.out, destination, filter), self.free_number())
         self.remember_subscription(name, subscription)
         try:
-            queue.add_consumer(subscription, prefetch)
+            queue.add_consumer(subscription, prefetch, subscriber, subscriber_ttl_s)
         except BaseException:
             self.forget_subscription(name)
             raise

@@ -25,7 +25,7 @@ from vibemq.broker.admission import Ended, check_access, log_closing, may, needs
 from vibemq.broker.arguments import BadArgument
 from vibemq.broker.audit import author
 from vibemq.broker.helping import in_helper
-from vibemq.broker.options import ACK_TIMEOUT_MS_MIN, letters_named
+from vibemq.broker.options import ACK_TIMEOUT_MS_MIN, letters_named, subscriber_of
 from vibemq.errors import Refused, StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
 from vibemq.protocols.native import accounts, compression, spec
 from vibemq.protocols.native.codec import Message, decode_body, encode_body, encode_frame, frame_of
@@ -361,6 +361,12 @@ def subscribe(session: NativeSession, request: Message) -> None:
         prefetch = -1
     if not 0 <= prefetch <= most:
         raise Refused(ErrorCode.INVALID_MESSAGE, f"Header prefetch must be a number from 1 to {most}.")
+    try:
+        subscriber, ttl_s = subscriber_of(
+            request.headers.get(Header.SUBSCRIBER), request.headers.get(Header.SUBSCRIBER_TTL)
+        )
+    except BadArgument as problem:
+        raise Refused(ErrorCode.INVALID_MESSAGE, f"{problem}.") from None
     create = request.headers.get(Header.CREATE, "true").lower()
     if create not in ("true", "false"):
         raise Refused(ErrorCode.INVALID_MESSAGE, f"Header {Header.CREATE} must be true or false.")
@@ -375,7 +381,7 @@ def subscribe(session: NativeSession, request: Message) -> None:
         known = session.subscriptions.get(name)
         if known is None:
             stored = FORM_STORED in session.features and request.headers.get(Header.FORM) == FORM_STORED
-            session.consume(session.add_subscription(name, prefetch, stored), queue)
+            session.consume(session.add_subscription(name, prefetch, stored), queue, subscriber, ttl_s)
         elif known.dormant:
             session.consume(known, queue)
 

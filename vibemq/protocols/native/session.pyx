@@ -516,9 +516,9 @@ cdef class NativeSession(QueueSession):
         self.remember_subscription(name, subscription)
         return subscription
 
-    def consume(self, Subscription subscription, Queue queue):
+    def consume(self, Subscription subscription, Queue queue, str subscriber=None, uint32_t subscriber_ttl_s=0):
         subscription.dormant = False
-        queue.add_consumer(subscription, subscription.wanted)
+        queue.add_consumer(subscription, subscription.wanted, subscriber, subscriber_ttl_s)
 
     def leave(self):
         """The peer has said goodbye: read no more, confirm what it has published, then close."""

@@ -161,6 +161,8 @@ class Header(StrEnum):
     CLIENT = "vibemq-client"  # ours: with which digits the ids begin that are numbers, for the feature dedup
     FORM = "vibemq-form"  # ours: which form of messages Subscribe asks for
     CREATE = "vibemq-create"  # ours: whether Subscribe makes a queue, also of a stream
+    SUBSCRIBER = "vibemq-subscriber"  # ours: in Subscribe, the name of a fan-out's member
+    SUBSCRIBER_TTL = "vibemq-subscriber-ttl"  # ours: the seconds that the name outlives its connection
     REASON = "reason"
     PRIORITY = "priority"
     MESSAGE_ID = "messageId"

@@ -16,8 +16,10 @@ from msgspec import Raw
 
 from vibemq.access.permissions import Operation
 from vibemq.broker.admission import SUBSCRIPTIONS_MAX
+from vibemq.broker.arguments import BadArgument
 from vibemq.broker.catalog import NAME_SIZE_MAX_BYTES
 from vibemq.broker.messages import offset_of_time, offset_of_word
+from vibemq.broker.options import SUBSCRIBER_TTL_S_MAX, subscriber_of
 from vibemq.errors import StreamNotFound
 from vibemq.protocols.signalr.commands import (
     METHODS,
@@ -74,6 +76,10 @@ def subscribe_to(call: Call, way: Subscription, wanted: dict[str, Any], answer: 
         return LATER
     is_auto = wanted.get("ack", "auto") == "auto"
     prefetch = wanted.get("prefetch") or (PREFETCH_AUTO if is_auto else PREFETCH_MANUAL)
+    try:
+        subscriber, ttl_s = subscriber_of(wanted.get("subscriber"), wanted.get("subscriberTtlSeconds"))
+    except BadArgument as problem:
+        raise HubError(ErrorCode.INVALID_ARGUMENT, f"{problem}.") from None
     if wanted.get("from") is not None:
         raise HubError(
             ErrorCode.NOT_SUPPORTED,
@@ -83,7 +89,7 @@ def subscribe_to(call: Call, way: Subscription, wanted: dict[str, Any], answer: 
     def opened(queue: Any) -> None:
         consumer = HubSubscription(way, is_auto)
         answer()
-        queue.add_consumer(consumer, min(prefetch, hub.queues.defaults.prefetch_max))
+        queue.add_consumer(consumer, min(prefetch, hub.queues.defaults.prefetch_max), subscriber, ttl_s)
 
     return open_queue(call, name, opened)
 
@@ -117,7 +123,12 @@ def read(way: Subscription, record: StreamRecord, place: Any, **more: Any) -> Hu
     return HubReader(way, stream, offset_from(stream, place), **more)
 
 
-SUBSCRIBE_OPTIONS = {"prefetch": whole_from(1, NUMBER_MAX), "from": anything}
+SUBSCRIBE_OPTIONS = {
+    "prefetch": whole_from(1, NUMBER_MAX),
+    "from": anything,
+    "subscriber": text_of(NAME_SIZE_MAX_BYTES, "text"),
+    "subscriberTtlSeconds": whole_from(0, SUBSCRIBER_TTL_S_MAX),
+}
 
 
 @METHODS.add(

@@ -181,6 +181,7 @@ const became = (counts) =>
       ["dropped", "Dropped"],
       ["refused", "Refused"],
       ["purged", "Purged"],
+      ["away", "Members away"],
     ].map(([name, label]) => tile(label, count(counts[name]))),
   )
 

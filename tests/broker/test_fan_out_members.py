@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a member of a fan-out that vanished is owed, who takes it over, and what becomes of it after the grace."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from peers.queues import (
+    Command,
+    Killed,
+    QueuePeer,
+    Refused,
+    attempts,
+    kill,
+    kill_all,
+    killed_at_the_end,
+    on_worker,
+    payload,
+    payloads,
+    wait_until,
+    worker_pid,
+)
+from running import broker, written
+
+from vibemq.storage.ledger import queue_stats
+
+FAN_OUT_WITH_ACK, FAN_OUT_WITHOUT_ACK = 1, 2
+SHORT = ("--set", "server.shutdown_timeout_s=2")
+HASTY = (*SHORT, "--set", "queues.member_grace_s=1")
+
+
+def subscribe(peer, queue, name="", ttl_s=0, prefetch=0):
+    headers = {"vibemq-subscriber": name} if name else {}
+    if ttl_s:
+        headers["vibemq-subscriber-ttl"] = str(ttl_s)
+    if prefetch:
+        headers["prefetch"] = str(prefetch)
+    peer.ask(Command.SUBSCRIBE, queue=queue, headers=headers)
+
+
+def acknowledged_by_one(publisher, first, second, queue, bodies=("a", "b")):
+    """Both have all of them, and only the first has acknowledged."""
+    subscribe(first, queue)
+    subscribe(second, queue)
+    publisher.await_subscribers(queue, 2)
+    publisher.publish_all(queue, bodies)
+    assert payloads(second.take(len(bodies))) == list(bodies)
+    first.ack(*first.take(len(bodies)))
+    first.ping()
+
+
+def test_a_member_that_vanished_gets_its_copies_when_it_is_back(connect, name):
+    publisher, first, second = connect(), connect(), connect()
+    publisher.create(name, mode=FAN_OUT_WITH_ACK)
+    acknowledged_by_one(publisher, first, second, name)
+    second.close()
+    publisher.await_counts(name, 2)
+    back = connect()
+    subscribe(back, name)
+    found = back.take(2)
+    assert payloads(found) == ["a", "b"]
+    assert [attempts(message) for message in found] == [2, 2]
+    publisher.publish(name, "c")
+    assert payload(back.delivery()) == "c"
+    assert payload(first.delivery()) == "c"
+    assert first.rest() == []
+    back.ack(*found)
+    back.ping()
+    third = connect()
+    subscribe(third, name)
+    assert third.rest() == [], "the copies went to one"
+
+
+def test_a_member_that_unsubscribes_owes_nothing_more(connect, name):
+    publisher, first, second = connect(), connect(), connect()
+    publisher.create(name, mode=FAN_OUT_WITH_ACK)
+    acknowledged_by_one(publisher, first, second, name)
+    second.unsubscribe(name)
+    second.subscribe(name)
+    assert second.rest() == []
+    publisher.await_counts(name, 0)
+
+
+def test_a_name_gets_its_own_copies_and_not_those_of_another(connect, name):
+    publisher, first, second, third = [connect() for _ in range(4)]
+    publisher.create(name, mode=FAN_OUT_WITH_ACK)
+    for peer, who in ((first, "one"), (second, "two"), (third, "three")):
+        subscribe(peer, name, who)
+    publisher.await_subscribers(name, 3)
+    publisher.publish_all(name, range(3))
+    for peer, kept in ((second, 1), (third, 2)):
+        messages = peer.take(3)
+        peer.ack(*[message for message in messages if payload(message) != kept])
+        peer.ping()
+    first.ack(*first.take(3))
+    first.ping()
+    second.close()
+    third.close()
+    publisher.await_subscribers(name, 1)
+    late, early = connect(), connect()
+    subscribe(late, name, "three")
+    subscribe(early, name, "two")
+    assert payloads(late.rest()) == [2]
+    assert payloads(early.rest()) == [1]
+
+
+def test_a_name_with_a_time_to_live_collects_while_it_is_away(connect, name):
+    publisher, first, second = connect(), connect(), connect()
+    publisher.create(name, mode=FAN_OUT_WITH_ACK)
+    subscribe(first, name)
+    subscribe(second, name, "audit", ttl_s=600)
+    publisher.publish_all(name, range(3))
+    held = second.take(3)
+    second.ack(held[1])
+    second.ping()
+    second.close()
+    first.ack(*first.take(3))
+    publisher.await_subscribers(name, 1)
+    publisher.publish_all(name, range(3, 2000))
+    assert first.take_acked(1997) == list(range(3, 2000))
+    publisher.await_counts(name, 1999)
+    back = connect()
+    subscribe(back, name, "audit", ttl_s=600)
+    assert back.take_acked(1999) == [0, *range(2, 2000)]
+    publisher.await_counts(name, 0)
+
+
+@pytest.mark.parametrize("mode", [FAN_OUT_WITH_ACK, FAN_OUT_WITHOUT_ACK])
+def test_a_name_collects_where_nobody_else_is_there(connect, name, mode):
+    publisher, only = connect(), connect()
+    publisher.create(name, mode=mode)
+    subscribe(only, name, "audit", ttl_s=600)
+    only.unsubscribe(name)
+    publisher.publish_all(name, range(10))
+    publisher.await_counts(name, 10)
+    subscribe(only, name, "audit", ttl_s=600)
+    assert payloads(only.rest()) == list(range(10))
+    if mode == FAN_OUT_WITH_ACK:
+        only.close()
+        publisher.await_counts(name, 10)
+
+
+def test_a_name_that_is_back_before_its_connection_is_known_to_be_lost_gets_its_copies(connect, name):
+    publisher, first, second, again = [connect() for _ in range(4)]
+    publisher.create(name, mode=FAN_OUT_WITH_ACK)
+    subscribe(first, name)
+    subscribe(second, name, "audit")
+    publisher.publish(name, "a")
+    second.delivery()
+    first.ack(first.delivery())
+    first.ping()
+    subscribe(again, name, "audit")
+    assert again.rest() == []
+    second.close()
+    assert payload(again.delivery()) == "a"
+
+
+@pytest.mark.parametrize("dead_letter", [False, True])
+def test_copies_that_nobody_comes_back_for_are_dead_lettered_or_counted(tmp_path, stack, capfd, dead_letter):
+    with broker(tmp_path, *HASTY, workers=1) as running:
+        publisher, first, second = [stack.enter_context(QueuePeer(running)) for _ in range(3)]
+        publisher.create("q", mode=FAN_OUT_WITH_ACK, enableDeadLetterQueue=dead_letter)
+        acknowledged_by_one(publisher, first, second, "q", range(5))
+        second.close()
+        if dead_letter:
+            publisher.subscribe("q.dlq")
+            letters = publisher.take(5)
+            assert payloads(letters) == list(range(5))
+            assert {letter.headers["x-failure-reason"] for letter in letters} == {"MemberGone"}
+        else:
+            wait_until(lambda: publisher.info("q")["droppedCount"] == 5, "the copies are counted")
+        first.ping()
+        publisher.await_counts("q", 0)
+    assert written(capfd).count("did not come back in time") == 1
+
+
+def test_messages_that_nobody_has_acknowledged_stay_when_the_grace_is_over(tmp_path, stack):
+    with broker(tmp_path, *HASTY, workers=1) as running:
+        publisher, only = [stack.enter_context(QueuePeer(running)) for _ in range(2)]
+        publisher.create("q", mode=FAN_OUT_WITH_ACK)
+        subscribe(only, "q")
+        publisher.publish_all("q", range(3))
+        held = only.take(3)
+        only.ack(held[0])
+        only.ping()
+        only.close()
+        wait_until(lambda: away(tmp_path) == 0 and publisher.counts("q") == (2, 0), "the grace is over")
+        assert publisher.info("q")["droppedCount"] == 0
+        newcomer = stack.enter_context(QueuePeer(running))
+        subscribe(newcomer, "q")
+        assert payloads(newcomer.take(2)) == [1, 2]
+
+
+def away(data):
+    (ledger,) = (data / "streams").glob("*/ledger")
+    return queue_stats(str(ledger.parent), 0).away
+
+
+@pytest.mark.parametrize("home", [0, 1])
+def test_a_member_gets_its_copies_though_its_worker_was_killed(tmp_path, stack, home):
+    with broker(tmp_path, *SHORT) as running:
+        publisher = on_worker(running, 0, stack)
+        publisher.create("q", mode=FAN_OUT_WITH_ACK)
+        first, second = on_worker(running, 0, stack), on_worker(running, 1, stack)
+        if home:
+            subscribe(second, "q")  # who comes first makes its worker the home
+            subscribe(first, "q")
+        else:
+            subscribe(first, "q")
+            subscribe(second, "q")
+        publisher.await_subscribers("q", 2)
+        publisher.publish_all("q", range(4))
+        held = second.take(4)
+        second.ack(held[0])
+        first.ack(*first.take(4))
+        first.ping()
+        second.ping()
+        publisher.await_counts("q", 0, 3)
+        pid = worker_pid(running, 1)
+        kill(pid)
+        wait_until(lambda: worker_pid(running, 1) not in (0, pid), "a new worker")
+        publisher.await_subscribers("q", 1)
+        back = on_worker(running, 0, stack)
+        subscribe(back, "q")
+        assert payloads(back.take(3)) == [1, 2, 3]
+        publisher.publish("q", "new")
+        assert payload(back.delivery()) == "new"
+        assert payload(first.delivery()) == "new"
+
+
+@pytest.mark.parametrize("stop", ["clean", "killed"])
+def test_members_get_their_copies_after_a_restart_of_the_broker(tmp_path, stop, stack):
+    with killed_at_the_end(), broker(tmp_path, *SHORT) as running:
+        publisher, first, second, third = [stack.enter_context(QueuePeer(running)) for _ in range(4)]
+        publisher.create("q", mode=FAN_OUT_WITH_ACK)
+        subscribe(first, "q", "one", ttl_s=600)
+        subscribe(second, "q", "two", ttl_s=600)
+        subscribe(third, "q")
+        publisher.await_subscribers("q", 3)
+        publisher.publish_all("q", range(6))
+        held = second.take(6)
+        second.ack(*held[:3])
+        first.ack(*first.take(6))
+        third.ack(*third.take(6)[:5])
+        for peer in (first, second, third):
+            peer.ping()
+        publisher.await_counts("q", 0, 4)
+        if stop == "killed":
+            kill_all(running)
+            raise Killed
+    with broker(tmp_path, *SHORT) as running:
+        publisher = stack.enter_context(QueuePeer(running))
+        publisher.publish("q", "new")
+        second, third, first = [stack.enter_context(QueuePeer(running)) for _ in range(3)]
+        subscribe(second, "q", "two", ttl_s=600)
+        assert payloads(second.take(4)) == [3, 4, 5, "new"]
+        subscribe(third, "q")
+        assert 5 in payloads(third.take(1))
+        subscribe(first, "q", "one", ttl_s=600)
+        assert payloads(first.take(1)) == ["new"]
+
+
+def test_members_get_their_copies_after_a_restart_of_all_workers(tmp_path, stack):
+    with broker(tmp_path, *SHORT) as running:
+        publisher, first, second = [stack.enter_context(QueuePeer(running)) for _ in range(3)]
+        publisher.create("q", mode=FAN_OUT_WITH_ACK)
+        subscribe(first, "q", "one")
+        subscribe(second, "q", "two")
+        publisher.await_subscribers("q", 2)
+        publisher.publish_all("q", range(3))
+        second.take(3)
+        first.ack(*first.take(3))
+        first.ping()
+        publisher.await_counts("q", 0, 3)
+        before = {worker: worker_pid(running, worker) for worker in (0, 1)}
+        words = [sys.executable, "-m", "vibemq.cli", "ctl", "restart_workers", "--data-dir", str(tmp_path)]
+        assert subprocess.run(words, check=False).returncode == 0
+        wait_until(lambda: all(worker_pid(running, at) not in (0, pid) for at, pid in before.items()), "new workers")
+        back = stack.enter_context(QueuePeer(running))
+        subscribe(back, "q", "one")
+        other = stack.enter_context(QueuePeer(running))
+        subscribe(other, "q", "two")
+        assert payloads(other.take(3)) == [0, 1, 2]
+
+
+def test_drop_oldest_and_purge_take_what_a_name_collects(connect, name):
+    publisher, first = connect(features="nack,purge,alter"), connect()
+    publisher.create(name, mode=FAN_OUT_WITH_ACK, maxQueueSize=5)
+    subscribe(first, name, "audit", ttl_s=600)
+    first.unsubscribe(name)
+    publisher.publish_all(name, range(12))
+    publisher.await_counts(name, 5)
+    subscribe(first, name, "audit", ttl_s=600)
+    assert payloads(first.rest()) == list(range(7, 12))
+    first.close()
+    publisher.await_counts(name, 5)
+    publisher.purge(name)
+    publisher.await_counts(name, 0)
+
+
+def test_a_time_to_live_without_a_name_is_refused(connect, name):
+    publisher = connect()
+    publisher.create(name, mode=FAN_OUT_WITH_ACK)
+    with pytest.raises(Refused, match="needs the subscriber's name"):
+        subscribe(publisher, name, ttl_s=5)
+    with pytest.raises(Refused, match="time to live needs 0 to 2592000 seconds"):
+        subscribe(publisher, name, "a", ttl_s=2_592_001)
+
+
+def test_workers_that_end_in_order_keep_what_their_members_are_owed(tmp_path, stack):
+    """SIGTERM to one worker, as a rolling restart sends it."""
+    with broker(tmp_path, *SHORT) as running:
+        publisher = on_worker(running, 0, stack)
+        publisher.create("q", mode=FAN_OUT_WITH_ACK)
+        first, second = on_worker(running, 0, stack), on_worker(running, 1, stack)
+        subscribe(first, "q")
+        subscribe(second, "q")
+        publisher.await_subscribers("q", 2)
+        publisher.publish("q", "a")
+        second.delivery()
+        first.ack(first.delivery())
+        first.ping()
+        pid = worker_pid(running, 1)
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: worker_pid(running, 1) not in (0, pid), "a new worker")
+        publisher.await_subscribers("q", 1)
+        back = on_worker(running, 0, stack)
+        subscribe(back, "q")
+        assert payload(back.delivery()) == "a"

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+from libc.stdint cimport int64_t, uint64_t
+from vibemq.broker.backlog cimport Member
+from vibemq.broker.queue cimport Queue
+
+from vibemq.storage.members cimport MemberTable
+
+
+cdef class Departed:
+    cdef Queue queue
+    cdef list away                    # Members that vanished; longest gone first
+    cdef list lapsed                  # Members whose time is over, and whose copies leave the queue now
+    cdef dict unjoined                # record -> MemberRecord of members that a new home has not heard of yet
+    cdef int64_t due_ms               # no member's time is over before
+
+    cdef int admitted(self, Member m) except -1
+    cdef Member find(self, Member m)
+    cdef int take(self, Member m, Member gone, uint64_t next) except -1
+    cdef bint keep(self, Member gone, uint64_t low, uint64_t next, bint with_ack) except -1
+    cdef int forget(self, Member m) except -1
+    cdef int place(self, Member m) except -1
+    cdef int taken_over(self, uint64_t base, uint64_t next) except -1
+    cdef uint64_t lowest(self) noexcept
+    cdef uint64_t departed(self, uint64_t departed, uint64_t next) except? 0
+    cdef uint64_t cut(self, uint64_t below) except? 0
+    cdef int end_some(self, int64_t now_ms) except -1
+    cdef int _end(self, Member gone) except -1
+    cdef int _store(self, Member gone) except -1
+    cdef int _tell(self) except -1
+    cdef int64_t _grace_ms(self, Member m)

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Members of a fan-out that vanished, and what each of them is still owed.
+
+A member vanishes when its connection, its worker or the broker ends without its own goodbye.  What it had not acknowledged
+is kept as ranges of offsets: its own copies, whether or not others have acknowledged theirs.  The next member that
+subscribes takes them over, by its name first.  A name with a time to live also collects what comes meanwhile.  When the
+time is over, fanout.pyx dead-letters or drops the copies.
+
+Each member has a record in a mapped file (storage/members.pyx), so a new home finds the members whom nobody tells it of.
+It knows of those only how far they had come, so some messages come again.
+"""
+
+import heapq
+import logging
+import time
+from collections import deque
+
+from libc.stdint cimport uint32_t
+from vibemq.broker.messages cimport NOWHERE
+from vibemq.storage cimport core
+
+from vibemq.broker.ranges import fewer, joined, length, without
+from vibemq.broker.timers import NEVER
+from vibemq.once_a_minute import OnceAMinute
+from vibemq.storage.members import AWAY, LEFT, SUBSCRIBED
+
+logger = logging.getLogger(__name__)
+crowding = OnceAMinute(logger)
+damaged = OnceAMinute(logger, logging.ERROR)
+
+cdef enum:
+    # Unnamed members that vanished from one queue and are kept: some kilobytes each. The longest gone gives way.
+    AWAY_MAX = 1024
+    # Ranges and counted attempts that are kept of one of them: 100 KB. Of more ranges neighbours are joined.
+    RANGES_KEPT_MAX = 1024
+
+
+cdef class Departed:
+    def __init__(self, Queue queue, uint64_t base, uint64_t next):
+        """`next`: the home's. Members that are in the table and no home has been told of are looked at in `taken_over`."""
+        self.queue, self.away, self.lapsed, self.unjoined, self.due_ms = queue, [], [], {}, NEVER
+        if queue.members is None:
+            try:
+                queue.members = MemberTable(queue.record.directory, False)
+            except FileNotFoundError:
+                return
+        for record in queue.members.all():
+            if record.state == LEFT:
+                queue.members.free(record.index)
+            elif record.state == SUBSCRIBED:
+                self.unjoined[record.index] = record
+            elif record.state == AWAY:
+                self._restore(record, base)
+        self._tell()
+
+    def _restore(self, record, uint64_t base):
+        """Go on keeping the copies of a member that vanished in the time of another home."""
+        cdef Member gone = Member()
+        cdef uint64_t end = self.queue.log_end()
+        gone.gone = gone.vanished = True
+        gone.record, gone.subscriber, gone.ttl_ms = record.index, record.name, record.ttl_s * 1000
+        gone.start, gone.skip_below = record.start, record.skip_below
+        gone.cursor = gone.tried_below = max(base, min(record.cursor, end))
+        gone.copies, gone.owed = deque(without(record.copies, [(0, base)])), deque(without(record.shared, [(0, base)]))
+        if not record.is_whole:
+            damaged.say(self.queue.key, "queue %s: the record of a member that vanished is damaged, so all messages from %d "
+                        "on come again for it", self.queue.name, base)
+            gone.copies, gone.owed, gone.skip_below = deque([(base, end)]), deque(), 0
+        gone.due_ms = self.queue.table.now_ms + max(
+            self._grace_ms(None), min(gone.ttl_ms, gone.ttl_ms - (time.time_ns() // 1_000_000 - record.since_ms)))
+        self.away.append(gone)
+        self.due_ms = min(self.due_ms, gone.due_ms)
+
+    cdef int64_t _grace_ms(self, Member m):
+        return m.ttl_ms if m is not None and m.ttl_ms else self.queue.table.defaults.member_grace_s * 1000
+
+    cdef int _tell(self) except -1:
+        core.word_store(&self.queue.control.away, <uint64_t> len(self.away))
+        return 0
+
+    # ---- members that are there ----
+
+    cdef int admitted(self, Member m) except -1:
+        """Store where a member begins, and what it has taken over."""
+        if m.record:
+            self.queue.members.keep(m.record, m.start, m.skip_below, m.debts, m.inherited)
+            self.place(m)
+        return 0
+
+    cdef int place(self, Member m) except -1:
+        if m.record:
+            self.queue.members.place(m.record, min(m.low, m.cursor), m.cursor)
+        return 0
+
+    cdef int forget(self, Member m) except -1:
+        if m.record:
+            self.queue.members.free(m.record)
+            m.record = 0
+        return 0
+
+    cdef Member find(self, Member m):
+        """The vanished member whose copies a new one takes over, or None: of its own record, of its name, of no name."""
+        cdef Member gone, unnamed = None
+        for gone in self.away:
+            if (m.record and gone.record == m.record) or (m.subscriber and gone.subscriber == m.subscriber):
+                return gone
+            if unnamed is None and not gone.subscriber:
+                unnamed = gone
+        return unnamed
+
+    cdef int take(self, Member m, Member gone, uint64_t next) except -1:
+        """`gone` is over: what it was owed, `m` is owed from here on."""
+        cdef uint64_t end = NOWHERE if gone.ttl_ms else 0
+        if gone.copies:
+            end = max(end, <uint64_t> gone.copies[len(gone.copies) - 1][1])
+        if end > next and m.start > next:
+            m.start = m.cursor = next  # what has no entry yet it is given as any new message
+        own = [(max(m.start, m.skip_below), NOWHERE)]  # given by its cursor, settled or not
+        copies, shared = list(gone.copies), list(gone.owed)
+        if gone.ttl_ms:
+            copies = joined(copies, [(max(gone.cursor, gone.skip_below), next)])
+            shared = joined(shared, [(gone.cursor, min(gone.skip_below, next))])
+        copies = without(without(copies, [(next, NOWHERE)]), own)
+        came_back = [each for each in gone.again if without([(each[1], each[1] + 1)], own)]
+        again = joined([(each[1], each[1] + 1) for each in came_back])
+        copies = without(copies, joined(m.debts, again))
+        shared = without(without(shared, own), joined(m.inherited, m.debts, copies, again))
+        m.again = m.again + came_back
+        heapq.heapify(m.again)
+        m.debts = joined(m.debts, copies, again)
+        m.inherited = joined(m.inherited, shared)
+        m.copies = deque(joined(m.copies, copies))
+        m.owed = deque(joined(without(m.owed, joined(copies, again)), shared))
+        if m.start < m.skip_below:
+            m.taken = joined(m.taken, copies, again)
+        m.tried_below = max(m.tried_below, gone.tried_below)
+        if m.debts:
+            m.low = min(m.low, <uint64_t> m.debts[0][0])
+        if m.inherited:
+            m.low = min(m.low, <uint64_t> m.inherited[0][0])
+        self.admitted(m)
+        if gone in self.away:
+            self.away.remove(gone)
+        if gone.record != m.record:
+            self.forget(gone)
+        return self._tell()
+
+    # ---- those that vanished ----
+
+    cdef bint keep(self, Member gone, uint64_t low, uint64_t next, bint with_ack) except -1:
+        """Keep what `gone` is owed, of which nothing lies below `low`; False when that is nothing."""
+        cdef uint64_t end = self.queue.log_end()
+        # What is on its way to a worker, or was with one that died, is not known one by one.
+        cdef bint exact = not with_ack or gone.consumer is not None or (not gone.died and gone.received == gone.handed)
+        cdef list own = [(max(gone.cursor, gone.skip_below), end)] if not gone.ttl_ms else []
+        cdef list backlog = [(gone.cursor, min(gone.skip_below, next))] if not gone.ttl_ms else []
+        if exact:
+            copies, shared = joined(gone.copies, own), joined(gone.owed, backlog)
+        else:
+            copies = joined(gone.debts, [(max(gone.start, gone.skip_below), gone.cursor)], own)
+            shared = joined(gone.inherited, [(gone.start, min(gone.skip_below, gone.cursor))], backlog)
+            copies, shared = without(copies, [(0, low)]), without(shared, [(0, low)])
+        gone.again = sorted(gone.again, key=lambda each: (-each[3], each[1])) if with_ack else []
+        counted, others = gone.again[:RANGES_KEPT_MAX], gone.again[RANGES_KEPT_MAX:]
+        came_back = joined([(each[1], each[1] + 1) for each in counted])
+        copies = without(joined(copies, [(each[1], each[1] + 1) for each in others]), came_back)
+        gone.again = counted
+        gone.copies = deque(fewer(copies, RANGES_KEPT_MAX))
+        gone.owed = deque(fewer(without(shared, joined(copies, came_back)), RANGES_KEPT_MAX))
+        gone.tried_below = gone.cursor
+        if not gone.ttl_ms and not gone.copies and not gone.owed and not gone.again:
+            self.forget(gone)
+            return False
+        gone.gone, gone.came_ms = True, self.queue.table.now_ms
+        gone.due_ms = gone.came_ms + self._grace_ms(gone)
+        self._store(gone)
+        self.away.append(gone)
+        self.due_ms = min(self.due_ms, gone.due_ms)
+        if len(self.away) > AWAY_MAX:
+            self._crowded()
+        self._tell()
+        return True
+
+    def _crowded(self):
+        unnamed = [gone for gone in self.away if not (<Member> gone).ttl_ms]
+        if len(unnamed) > AWAY_MAX:
+            crowding.say(self.queue.key, "queue %s: more than %d members vanished and did not come back: the copies of those "
+                         "longest gone leave it", self.queue.name, AWAY_MAX)
+            self._end(unnamed[0])
+
+    cdef int _store(self, Member gone) except -1:
+        cdef uint64_t low
+        if gone.record:
+            copies = joined(gone.copies, [(each[1], each[1] + 1) for each in gone.again])
+            self.queue.members.keep(gone.record, gone.start, gone.skip_below, copies, list(gone.owed),
+                                    time.time_ns() // 1_000_000)
+            low = min([first for first, _ in [*copies, *gone.owed]], default=gone.cursor)
+            self.queue.members.place(gone.record, min(low, gone.cursor), gone.cursor)
+        return 0
+
+    cdef int taken_over(self, uint64_t base, uint64_t next) except -1:
+        """All members that live have told: those that are left in the table vanished with their workers."""
+        cdef Member gone
+        cdef uint32_t epoch
+        cdef uint64_t end = self.queue.log_end()
+        for record in self.unjoined.values():
+            if not record.is_admitted:
+                epoch = core.doorbell_epoch(self.queue.table.board.raw, record.worker) \
+                    if record.worker < self.queue.table.mail.workers else 0
+                if record.life != core.ledger_life(epoch):
+                    self.queue.members.free(record.index)
+                continue
+            gone = Member()
+            gone.gone = gone.vanished = gone.died = True
+            gone.record, gone.subscriber, gone.ttl_ms = record.index, record.name, record.ttl_s * 1000
+            gone.start, gone.skip_below = record.start, record.skip_below
+            gone.cursor = max(base, min(record.cursor, end))
+            gone.debts, gone.inherited = record.copies, record.shared
+            if not record.is_whole:
+                damaged.say(self.queue.key, "queue %s: the record of a member that vanished is damaged, so all messages from "
+                            "%d on come again for it", self.queue.name, base)
+                gone.start, gone.skip_below, gone.debts, gone.inherited = base, 0, [], []
+            # The last home may have handed out more than it had stored.
+            if gone.ttl_ms and gone.cursor < next:
+                gone.debts = joined(gone.debts, [(max(gone.cursor, gone.skip_below), next)])
+                gone.inherited = joined(gone.inherited, [(gone.cursor, min(gone.skip_below, next))])
+                gone.cursor = next
+            self.keep(gone, max(base, record.low), next, True)
+        self.unjoined = {}
+        return 0
+
+    cdef uint64_t lowest(self) noexcept:
+        """Nothing below is owed to anybody who is away."""
+        cdef Member gone
+        cdef uint64_t low = NOWHERE
+        for gone in self.away + self.lapsed:
+            if gone.ttl_ms:
+                low = min(low, gone.cursor)
+            if gone.copies:
+                low = min(low, <uint64_t> gone.copies[0][0])
+            if gone.owed:
+                low = min(low, <uint64_t> gone.owed[0][0])
+            for each in gone.again:
+                low = min(low, <uint64_t> each[1])
+        return low
+
+    cdef uint64_t departed(self, uint64_t departed, uint64_t next) except? 0:
+        """The log's next offset less this is how many messages wait, those included that wait for who is away."""
+        cdef Member gone
+        cdef uint64_t owed
+        for gone in self.away:
+            owed = length(without(gone.copies, [(next, NOWHERE)])) + len(gone.again)
+            departed = min(departed, max(gone.cursor if gone.ttl_ms else next, owed) - owed)
+        return departed
+
+    cdef uint64_t cut(self, uint64_t below) except? 0:
+        """The messages below leave the queue for all; returns how many copies of those that are away these were."""
+        cdef Member gone
+        cdef uint64_t count = 0
+        for gone in self.away:
+            before = length(gone.copies) + len(gone.again)
+            gone.copies = deque(without(gone.copies, [(0, below)]))
+            gone.owed = deque(without(gone.owed, [(0, below)]))
+            gone.again = [each for each in gone.again if each[1] >= below]
+            count += before - length(gone.copies) - len(gone.again)
+            if gone.ttl_ms and gone.cursor < below:
+                count += below - gone.cursor
+                gone.cursor = below
+            if before > length(gone.copies) + len(gone.again):
+                self._store(gone)
+        return count
+
+    cdef int end_some(self, int64_t now_ms) except -1:
+        """The time of some may be over."""
+        cdef Member gone
+        if now_ms < self.due_ms:
+            return 0
+        self.due_ms = NEVER
+        for gone in list(self.away):
+            if gone.due_ms <= now_ms:
+                self._end(gone)
+            else:
+                self.due_ms = min(self.due_ms, gone.due_ms)
+        return 0
+
+    cdef int _end(self, Member gone) except -1:
+        cdef uint64_t end = self.queue.log_end()
+        self.away.remove(gone)
+        copies = joined(gone.copies, [(each[1], each[1] + 1) for each in gone.again])
+        if gone.ttl_ms:
+            copies = joined(copies, [(max(gone.cursor, gone.skip_below), end)])
+        gone.copies, gone.again, gone.owed, gone.ttl_ms = deque(without(copies, gone.passed_on)), [], deque(), 0
+        self.lapsed.append(gone)
+        return self._tell()

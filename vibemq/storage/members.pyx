@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The members of a fan-out queue and how far each has come: a file beside the queue's ledger.
+
+csrc/ledger/FORMAT.md draws the file.  The worker of a consumer adds its record before the home (the queue's coordinator)
+hears of it; from then on only the home changes the record.  Both sides map the file, so a kill -9 loses no store.  An
+older position only makes a message come again, so nothing here is synced and a damaged record is read as "owes more".
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import struct
+import zlib
+from typing import NamedTuple
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
+
+from vibemq.errors import LimitExceeded, StorageError
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "members"
+MAGIC = 0x564D514D
+VERSION = 1
+#: Members of one queue that have a record: 16 MiB. A further unnamed member is served without one.
+MEMBERS_MAX = 16_384
+#: Names with a time to live of one queue: each may keep segments until its time to live ends.
+NAMES_MAX = 4096
+NAME_BYTES_MAX = 255
+#: Ranges that a record holds; of more the nearest are joined, so some messages come again.
+RANGES_MAX = 40
+RECORDS_PER_STEP = 64  # the file grows by 64 KiB: all of it is allocated, because a hole on a full disk is SIGBUS
+
+cdef enum:
+    RECORD_BYTES = 1024
+    NAME_AT = 128
+    RANGES_AT = 384
+    # Words of a record.
+    STATE = 0
+    OWNER = 1
+    TTL_S = 2
+    START = 3
+    SKIP_BELOW = 4
+    RANGE_COUNT = 5
+    NAME_BYTES = 6
+    SINCE_MS = 7
+    CHECK = 8
+    LOW = 9
+    LOW_INVERSE = 10
+    CURSOR = 11
+    CURSOR_INVERSE = 12
+    ADMITTED = 13
+
+#: States of a record.
+FREE, SUBSCRIBED, AWAY, LEFT = 0, 1, 2, 3
+LENIENT = 1 << 63  # in the end of a range: messages that somebody has acknowledged are no copies of this member
+
+
+class MemberRecord(NamedTuple):
+    """One member, as the file has it."""
+
+    index: int
+    state: int
+    worker: int
+    life: int
+    name: str
+    ttl_s: int
+    since_ms: int  # when it went away, since 1970
+    is_admitted: bool  # the home has given it a place
+    is_whole: bool  # its check fits
+    start: int
+    skip_below: int
+    low: int
+    cursor: int
+    copies: list  # ranges of its own copies
+    shared: list  # ranges of which it is owed what nobody has acknowledged
+
+
+cdef class MemberTable:
+    """One process's handle of a queue's members, without a descriptor.  Raises StorageError and, for a full table,
+    LimitExceeded."""
+
+    def __init__(self, str directory, bint create):
+        """`create`: make the file where there is none; else FileNotFoundError."""
+        self.path = os.path.join(directory, FILE_NAME)
+        with self._locked(os.O_CREAT if create else 0) as file:
+            if os.fstat(file).st_size < RECORD_BYTES:
+                self._grow(file, 0, struct.pack("=II", MAGIC, VERSION))
+            magic, version = struct.unpack("=II", os.pread(file, 8, 0))
+            if magic != MAGIC:
+                # Positions in a file that is damaged here cannot be believed: every member begins anew.
+                logger.error("%s is damaged: what departed members of this fan-out were owed is not known", self.path)
+                os.ftruncate(file, 0)
+                self._grow(file, 0, struct.pack("=II", MAGIC, VERSION))
+            elif version != VERSION:
+                raise StorageError("ERR_VERSION", f"{self.path} is of version {version}, known is version {VERSION}")
+            self._map(file)
+
+    def __dealloc__(self):
+        if self.memory != NULL:
+            munmap(self.memory, self.mapped * RECORD_BYTES)
+
+    def _locked(self, int flags=0):
+        return _Locked(self.path, flags)
+
+    def _grow(self, int file, Py_ssize_t position, bytes begin=b""):
+        """Write one step of zeros, with `begin` in front."""
+        size = RECORDS_PER_STEP * RECORD_BYTES
+        if os.pwrite(file, begin + bytes(size - len(begin)), position) != size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _map(self, int file):
+        """Map all records that the file has now."""
+        cdef size_t count = os.fstat(file).st_size // RECORD_BYTES
+        cdef void *memory
+        if count == self.mapped:
+            return
+        memory = mmap(NULL, count * RECORD_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
+        if memory == MAP_FAILED:
+            raise MemoryError
+        if self.memory != NULL:
+            munmap(self.memory, self.mapped * RECORD_BYTES)
+        self.memory, self.mapped = <uint8_t *> memory, count
+
+    cdef uint64_t *_record(self, uint32_t index) except NULL:
+        """Record `index`, from 1 on; the header is number 0."""
+        if index >= self.mapped:
+            with self._locked() as file:
+                self._map(file)
+            if index >= self.mapped:
+                raise StorageError("ERR_CORRUPT", f"{self.path} has no record {index}")
+        return <uint64_t *> (self.memory + <size_t> index * RECORD_BYTES)
+
+    # ---- the worker of a consumer ----
+
+    def add(self, uint32_t worker, uint32_t life, str name, uint32_t ttl_s) -> int:
+        """Make a record of a new member.  0: the table is full, and the member has no name that needs one."""
+        cdef uint64_t *w
+        cdef uint32_t index
+        cdef uint32_t free = 0
+        names = 0
+        encoded = name.encode()
+        with self._locked() as file:
+            self._map(file)
+            for index in range(1, self.mapped):
+                w = self._record(index)
+                if w[STATE] == FREE:
+                    free = free or index
+                    if not ttl_s:
+                        break
+                elif w[TTL_S]:
+                    names += 1
+            if ttl_s and names >= NAMES_MAX:
+                raise LimitExceeded("subscriber names of one queue", names + 1, NAMES_MAX)
+            if not free:
+                if self.mapped >= MEMBERS_MAX:
+                    if ttl_s:
+                        raise LimitExceeded("members of one queue with a record", MEMBERS_MAX + 1, MEMBERS_MAX)
+                    return 0
+                free = <uint32_t> self.mapped
+                self._grow(file, <Py_ssize_t> free * RECORD_BYTES)
+                self._map(file)
+            w = self._record(free)
+            w[OWNER] = <uint64_t> life << 32 | worker
+            w[TTL_S], w[NAME_BYTES], w[RANGE_COUNT], w[START], w[SKIP_BELOW], w[SINCE_MS] = ttl_s, len(encoded), 0, 0, 0, 0
+            w[ADMITTED] = 0
+            self._bytes(free, NAME_AT, encoded.ljust(RANGES_AT - NAME_AT, b"\0"))
+            self._seal(free)
+            w[STATE] = SUBSCRIBED
+            return free
+
+    def leave(self, uint32_t index):
+        """The member has unsubscribed; should the home die before it hears of that, its successor reads it here."""
+        cdef uint64_t *w = self._record(index)
+        if w[STATE] == SUBSCRIBED:
+            w[STATE] = LEFT
+
+    # ---- the home ----
+
+    def free(self, uint32_t index):
+        self._record(index)[STATE] = FREE
+
+    cdef int place(self, uint32_t index, uint64_t low, uint64_t cursor) except -1:
+        """The member owes an acknowledgement of nothing below `low`, and gets `cursor` next."""
+        cdef uint64_t *w = self._record(index)
+        w[LOW], w[LOW_INVERSE], w[CURSOR], w[CURSOR_INVERSE] = low, ~low, cursor, ~cursor
+        return 0
+
+    def keep(self, uint32_t index, uint64_t start, uint64_t skip_below, copies, shared, away_since_ms=None):
+        """What the member is owed beside what it gets from `start` on; `away_since_ms`: it is gone."""
+        cdef uint64_t *w = self._record(index)
+        ranges = [(first, end, 0) for first, end in copies] + [(first, end, LENIENT) for first, end in shared]
+        ranges = _fewer(sorted(ranges), RANGES_MAX)
+        w[START], w[SKIP_BELOW], w[RANGE_COUNT] = start, skip_below, len(ranges)
+        self._bytes(index, RANGES_AT, b"".join(struct.pack("=QQ", first, end | flag) for first, end, flag in ranges))
+        if away_since_ms is not None:
+            w[SINCE_MS] = away_since_ms
+        self._seal(index)
+        w[ADMITTED] = 1
+        w[STATE] = SUBSCRIBED if away_since_ms is None else AWAY
+
+    def read(self, uint32_t index) -> MemberRecord:
+        cdef uint64_t *w = self._record(index)
+        cdef uint64_t count = min(w[RANGE_COUNT], <uint64_t> RANGES_MAX), size = min(w[NAME_BYTES], <uint64_t> NAME_BYTES_MAX)
+        cdef char *at = <char *> w
+        is_whole = w[CHECK] == self._check(index)
+        name = (<bytes> at[NAME_AT:NAME_AT + size]).decode("utf-8", "replace")
+        pairs = list(struct.iter_unpack("=QQ", <bytes> at[RANGES_AT:RANGES_AT + count * 16]))
+        copies = [(first, end) for first, end in pairs if not end & LENIENT]
+        shared = [(first, end & ~LENIENT) for first, end in pairs if end & LENIENT]
+        # Of two copies that differ, torn by a kill or damaged, the lower one makes more come again.
+        low, cursor = min(w[LOW], ~w[LOW_INVERSE]), min(w[CURSOR], ~w[CURSOR_INVERSE])
+        return MemberRecord(index, w[STATE], w[OWNER] & 0xFFFFFFFF, w[OWNER] >> 32, name, w[TTL_S], w[SINCE_MS],
+                            w[ADMITTED] != 0, is_whole, w[START], w[SKIP_BELOW], low, cursor, copies, shared)
+
+    def all(self) -> list:
+        """Every record that is not free."""
+        cdef uint32_t index
+        with self._locked() as file:
+            self._map(file)
+        return [self.read(index) for index in range(1, self.mapped) if self._record(index)[STATE] != FREE]
+
+    def _bytes(self, uint32_t index, int at, bytes content):
+        memcpy(<char *> self._record(index) + at, <const char *> content, len(content))
+
+    def _seal(self, uint32_t index):
+        self._record(index)[CHECK] = self._check(index)
+
+    def _check(self, uint32_t index):
+        """Return the check of what changes seldom."""
+        cdef char *at = <char *> self._record(index)
+        return zlib.crc32(<bytes> at[NAME_AT:RECORD_BYTES], zlib.crc32(<bytes> at[TTL_S * 8:SINCE_MS * 8]))
+
+
+class _Locked:
+    """The file, open and locked against other processes.  OSError becomes StorageError, but for a file that is missing."""
+
+    def __init__(self, path, flags):
+        self.path, self.flags = path, flags
+
+    def __enter__(self):
+        try:
+            self.file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | self.flags, 0o600)
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+        except FileNotFoundError:
+            raise
+        except OSError as problem:
+            raise self._failed(problem) from problem
+        return self.file
+
+    def __exit__(self, kind, problem, trace):
+        fcntl.flock(self.file, fcntl.LOCK_UN)  # a mapping made of it would hold the lock beyond close
+        os.close(self.file)
+        if isinstance(problem, OSError):
+            raise self._failed(problem) from problem
+
+    def _failed(self, problem):
+        return StorageError("ERR_DISK_FULL" if problem.errno == errno.ENOSPC else "ERR_IO", f"{self.path}: {problem.strerror}")
+
+
+def _fewer(list ranges, int most) -> list:
+    """Join neighbours of one kind until there are at most `most` ranges: (first, end, kind)."""
+    while len(ranges) > most:
+        gaps = [(ranges[i + 1][0] - ranges[i][1], i) for i in range(len(ranges) - 1)]
+        _, at = min(gaps)
+        # Of two kinds the stricter one holds: a copy of its own comes also where others have acknowledged it.
+        ranges[at:at + 2] = [(ranges[at][0], max(ranges[at][1], ranges[at + 1][1]), min(ranges[at][2], ranges[at + 1][2]))]
+    return ranges
+
+
+def prepare(str directory, end):
+    """Free the records of members whom no home has admitted; only before the first worker starts.
+
+    `end`: the next offset of a log that was recovered after a power cut, and no member has come further; else None.
+    Raises StorageError.
+    """
+    cdef uint32_t index
+    try:
+        table = MemberTable(directory, False)
+    except FileNotFoundError:
+        return
+    for record in table.all():
+        index = record.index
+        if record.state == LEFT or (record.state == SUBSCRIBED and not record.is_admitted):
+            table.free(index)
+            continue
+        if end is not None:
+            (<MemberTable> table).place(index, min(record.low, end), min(record.cursor, end))
