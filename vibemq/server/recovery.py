@@ -29,9 +29,10 @@ from typing import Any, TypeVar, Union
 import vibemq.storage.log as logs
 from vibemq.broker.disk import Reserve
 from vibemq.errors import StorageError, VibeMQError
-from vibemq.storage import members
 from vibemq.storage.arguments import CHUNK_MESSAGES_MAX, log_options
 from vibemq.storage.ledger import disown
+from vibemq.storage.members import FILE_NAME as MEMBERS_FILE
+from vibemq.storage.members import prepare as prepare_members
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import StreamRecord
@@ -323,8 +324,8 @@ def _recover(
     has_ledger = os.path.exists(os.path.join(record.directory, "ledger"))
     if record.queue is None:
         return report
-    if os.path.exists(os.path.join(record.directory, members.FILE_NAME)):
-        members.prepare(record.directory, logs.Log(record.directory).stats().next_offset if report.ran else None)
+    if os.path.exists(os.path.join(record.directory, MEMBERS_FILE)):
+        prepare_members(record.directory, logs.Log(record.directory).stats().next_offset if report.ran else None)
     if not report.ran and has_ledger:
         disown(record.directory)
     elif logs.ledger_recover(record.directory):

@@ -53,8 +53,8 @@ from vibemq.server.hangs import BEATS_PER_S
 from vibemq.server.helpers import Helpers
 from vibemq.server.inquiry import Inquiries
 from vibemq.server.turn import Loop
-from vibemq.storage import members
 from vibemq.storage.ledger import has_consumers_of
+from vibemq.storage.members import FILE_NAME as MEMBERS_FILE
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters
 from vibemq.storage.records import StreamRecord
@@ -152,7 +152,7 @@ class Worker:
             try:
                 has_ttl = bool(policies.options(record).get("message_ttl_ms"))
                 # Members of a fan-out that were there are owed their copies until somebody ends their time.
-                has_members = os.path.exists(os.path.join(record.directory, members.FILE_NAME))
+                has_members = os.path.exists(os.path.join(record.directory, MEMBERS_FILE))
                 return has_ttl or has_members or has_consumers_of(record.directory, self.context.index)
             except StorageError:
                 return True  # opening it says what is wrong
