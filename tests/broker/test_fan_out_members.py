@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from peers import micromsg2
 from peers.queues import (
     Command,
     Killed,
@@ -24,6 +25,7 @@ from peers.queues import (
 )
 from running import broker, written
 
+import vibemq.client
 from vibemq.storage.ledger import queue_stats
 
 FAN_OUT_WITH_ACK, FAN_OUT_WITHOUT_ACK = 1, 2
@@ -329,3 +331,33 @@ def test_workers_that_end_in_order_keep_what_their_members_are_owed(tmp_path, st
         back = on_worker(running, 0, stack)
         subscribe(back, "q")
         assert payload(back.delivery()) == "a"
+
+
+def test_the_python_client_names_its_consumer(single, connect, name):
+    publisher = connect()
+    publisher.create(name, mode=FAN_OUT_WITH_ACK)
+    with vibemq.client.connect(f"vibemq://{single.host}:{single.native_port}") as client:
+        for bodies in ([], ["a", "b"]):
+            publisher.publish_all(name, bodies)
+            options = {"subscriber": "audit", "subscriber_ttl_s": 600, "timeout_s": 30 if bodies else 0.2}
+            with client.consume(name, **options) as consumer:
+                for body in bodies:
+                    message = next(consumer)
+                    assert message.payload == body
+                    message.ack()
+                if not bodies:
+                    assert list(consumer) == []
+            publisher.await_subscribers(name, 0)
+
+
+def test_a_micromsg2_peer_names_its_subscription(single, connect, name):
+    publisher = connect()
+    publisher.create(name, mode=FAN_OUT_WITH_ACK)
+    names = {"subscriber": "audit", "subscriber-ttl": 600}
+    with micromsg2.connected(single) as peer:
+        peer.subscribe(f"topic/{name}", **names)
+    publisher.await_subscribers(name, 0)
+    publisher.publish(name, "a")
+    with micromsg2.connected(single) as peer:
+        peer.subscribe(f"topic/{name}", **names)
+        assert peer.deliver().payload == b'"a"'

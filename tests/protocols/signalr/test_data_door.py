@@ -173,6 +173,18 @@ def test_tags_name_deliveries_and_only_once(hub: DataPeer, name: str) -> None:
     wait_for_unacked(hub, name, 1)
 
 
+def test_a_topic_collects_messages_for_a_named_subscriber_that_is_away(hub: DataPeer, name: str) -> None:
+    hub.ask("CreateQueue", name, {"type": "topic"})
+    options = {"ack": "manual", "subscriber": "audit", "subscriberTtlSeconds": 600}
+    hub.ask("Publish", name, "before")
+    id = hub.stream("Subscribe", name, options)
+    assert hub.item(id)["body"] == "before"
+    hub.cancel(id)
+    hub.answer(id)
+    hub.ask("Publish", name, "meanwhile")
+    assert bodies(hub.items(hub.stream("Subscribe", name, options), 2)) == ["before", "meanwhile"]
+
+
 def test_what_was_not_acknowledged_comes_again_marked(connect: Connect, name: str) -> None:
     one, other = connect(), connect(Encoding.MESSAGEPACK)
     one.ask("Publish", name, "x")
