@@ -1,10 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """How old and how many: time to live, the four overflow strategies, purging and deleting."""
 
+import json
 from datetime import datetime
 
 import pytest
-from peers.queues import Command, Refused, attempts, payload, payloads, wait_until
+from peers.queues import (
+    Command,
+    Killed,
+    QueuePeer,
+    Refused,
+    attempts,
+    kill_all,
+    killed_at_the_end,
+    payload,
+    payloads,
+    wait_until,
+)
+from running import broker, written
 
 from vibemq.protocols.native.codec import encode_frame
 
@@ -450,3 +463,132 @@ def test_what_is_redirected_is_answered_though_its_queue_is_deleted_meanwhile(co
         peer.answer(id)
     assert peer.info(name) is None
     peer.await_counts(name + ".dlq", 20)
+
+
+# ---- dead letters that go on ----
+
+
+def hops(message):
+    return [(hop["queue"], hop["reason"], hop["count"], hop["to"]) for hop in json.loads(message.headers["x-death"])]
+
+
+def test_a_message_that_two_queues_dead_letter_to_each_other_by_age_is_dropped(tmp_path, capfd):
+    with broker(tmp_path, workers=1) as running, QueuePeer(running) as peer:
+        for queue, other in (("a", "b"), ("b", "a")):
+            peer.create(queue, messageTtl=20, enableDeadLetterQueue=True, deadLetterQueueName=other)
+        peer.publish_all("a", range(50))
+        wait_until(lambda: peer.info("b")["droppedCount"] == 50, "each has passed each queue once")
+        assert (peer.counts("a"), peer.counts("b")) == ((0, 0), (0, 0))
+        assert peer.info("a")["droppedCount"] == 0
+    said = [line for line in written(capfd).splitlines() if "went round through dead-letter queues" in line]
+    assert 1 <= len(said) <= 2 and "queue b: message" in said[0]
+
+
+def test_a_rejection_by_a_consumer_lets_a_message_go_round_again(connect, name):
+    publisher, consumer = connect(), connect()
+    publisher.create(name, maxRetryAttempts=1, enableDeadLetterQueue=True, deadLetterQueueName=name + ".wait")
+    publisher.create(name + ".wait", messageTtl=10, enableDeadLetterQueue=True, deadLetterQueueName=name)
+    consumer.subscribe(name)
+    publisher.publish(name, "again")
+    for count in range(1, 6):
+        message = consumer.delivery()
+        if count > 1:
+            assert hops(message) == [
+                (name + ".wait", "MessageExpired", count - 1, name),
+                (name, "MaxRetriesExceeded", count - 1, name + ".wait"),
+            ]
+        consumer.nack(message)
+
+
+def test_the_first_queue_and_its_attempts_stay_readable(connect, name):
+    publisher, consumer, reader = connect(), connect(), connect()
+    publisher.create(name, maxRetryAttempts=3, enableDeadLetterQueue=True, deadLetterQueueName=name + ".wait",
+                     retryDelayMs=0, backoffMs=0)  # fmt: skip
+    publisher.create(name + ".wait", messageTtl=10, enableDeadLetterQueue=True, deadLetterQueueName=name + ".end")
+    consumer.subscribe(name)
+    publisher.publish(name, 1)
+    for _ in range(3):
+        consumer.nack(consumer.delivery())
+    reader.subscribe(name + ".end")
+    letter = reader.delivery()
+    assert letter.headers["x-original-queue"] == name
+    assert (letter.headers["x-failure-reason"], letter.headers["x-attempts"]) == ("MessageExpired", "3")
+    assert hops(letter) == [
+        (name + ".wait", "MessageExpired", 1, name + ".end"), (name, "MaxRetriesExceeded", 1, name + ".wait")
+    ]  # fmt: skip
+
+
+def test_a_dead_letter_that_is_published_again_begins_a_new_way(connect, name):
+    publisher, reader = connect(), connect()
+    publisher.create(name, messageTtl=10, enableDeadLetterQueue=True)
+    publisher.publish(name, 1)
+    for count in range(1, 4):
+        reader.subscribe(name + ".dlq")
+        letter = reader.delivery()
+        assert hops(letter) == [(name, "MessageExpired", count, name + ".dlq")]
+        publisher.publish(name, 1, **{key: value for key, value in letter.headers.items() if key.startswith("x-")})
+        reader.ack(letter)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_with_a_dead_letter_queue_drop_oldest_dead_letters_what_it_drops(connect, name, mode):
+    publisher, reader = connect(), connect()
+    publisher.create(name, mode=mode, maxQueueSize=3, enableDeadLetterQueue=True)
+    publisher.publish_all(name, range(10))
+    publisher.await_counts(name, 3)
+    reader.subscribe(name + ".dlq")
+    letters = reader.take(7)
+    assert sorted(payloads(letters)) == list(range(7))
+    assert {letter.headers["x-failure-reason"] for letter in letters} == {"maxlen"}
+    reader.subscribe(name)
+    assert payloads(reader.rest()) == [7, 8, 9]
+    assert publisher.info(name)["droppedCount"] == 0
+
+
+def test_a_limit_dead_letters_each_of_many_messages_once(connect, name):
+    publisher, reader = connect(), connect()
+    publisher.create(name, maxQueueSize=100, enableDeadLetterQueue=True)
+    publisher.publish_all(name, range(9100))
+    publisher.await_counts(name, 100)
+    reader.subscribe(name + ".dlq")
+    assert sorted(reader.take_acked(9000)) == list(range(9000))
+
+
+def test_copies_that_a_slow_member_of_a_fan_out_loses_are_dead_lettered(connect, name):
+    publisher, slow, quick = connect(), connect(), connect()
+    publisher.create(name, mode=1, maxQueueSize=5, enableDeadLetterQueue=True)
+    slow.subscribe(name, prefetch=1)
+    quick.subscribe(name)
+    publisher.await_subscribers(name, 2)
+    for number in range(20):
+        publisher.publish(name, number)
+        quick.ack(quick.delivery())
+    quick.ping()
+    held = slow.delivery()
+    assert payload(held) == 0
+    quick.subscribe(name + ".dlq")
+    letters = quick.take(14)
+    assert sorted(payloads(letters)) == list(range(1, 15))
+    assert {letter.headers["x-failure-reason"] for letter in letters} == {"maxlen"}
+    quick.ack(*letters)
+    slow.ack(held)
+    assert slow.take_acked(5) == list(range(15, 20))
+    publisher.await_counts(name, 0)
+
+
+def test_what_a_limit_drops_is_kept_when_all_is_killed(tmp_path):
+    with killed_at_the_end(), broker(tmp_path) as running, QueuePeer(running) as peer:
+        peer.create("q", maxQueueSize=10, enableDeadLetterQueue=True)
+        ids = [peer.start_publish("q", number) for number in range(2000)]
+        for id in ids[:1500]:
+            peer.answer(id)
+        kill_all(running)
+        raise Killed
+    with broker(tmp_path) as running, QueuePeer(running) as peer:
+        peer.publish("q", "last")
+        peer.await_counts("q", 10)
+        letters = peer.counts("q.dlq")[0]
+        peer.subscribe("q.dlq", prefetch=5000)
+        peer.subscribe("q", prefetch=5000)
+        found = {payload(each) for each in peer.take(letters + 10)}
+        assert set(range(1500)) <= found

@@ -5,6 +5,7 @@ Times are lower bounds only, by the broker's own stamps: a slow machine makes no
 """
 
 import itertools
+import json
 import time
 from datetime import datetime
 
@@ -195,6 +196,9 @@ def test_after_the_last_attempt_a_message_is_in_the_dead_letter_queue(connect, n
     assert (dead.id, payload(dead)) == (b"dead-1", {"n": 1})
     failed_at = datetime.fromisoformat(dead.headers.pop("x-failed-at"))
     assert failed_at.tzinfo is not None
+    assert json.loads(dead.headers.pop("x-death")) == [
+        {"queue": name, "reason": "MaxRetriesExceeded", "count": 1, "to": name + ".dlq"}
+    ]
     assert dead.headers == {
         "own": "kept",
         "priority": "High",

@@ -4,6 +4,7 @@ its dead letter says; through every door."""
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from datetime import UTC, datetime
@@ -179,6 +180,8 @@ def test_a_dead_letter_is_the_message_that_it_was_and_says_why(exchange: Exchang
     [letter] = exchange.consume(consumer, 1, letters)
     headers = dict(letter.headers)
     assert WHEN.fullmatch(headers.pop("x-failed-at")) and headers.pop("x-original-queue") == queue
+    hop = {"queue": queue, "reason": "MaxRetriesExceeded", "count": 1, "to": letters}
+    assert json.loads(headers.pop("x-death")) == [hop]
     assert comparable(letter._replace(headers=headers), 0) == expected(row, consumer, 0)
 
 

@@ -325,19 +325,30 @@ cdef class Backlog:
     cdef bint overflow(self) except -1:
         cdef uint64_t most = self.queue.max_messages
         cdef uint64_t excess, offset, end, dropped = 0
+        cdef message_view v
         cdef bint more = False
+        cdef bint waits = False
+        cdef bint bury = self.queue.options.dead_letter
         cdef int budget = CLEAR_BUDGET
         if not self.overflows():
             return False
         self.arrived = end = self.queue.log_end()
         while self.ready + <int64_t> (end - self.next) + <int64_t> len(self.delayed) > <int64_t> most:
             more = budget == 0
-            if more:
+            # A dead-letter queue that is stuck leaves the excess where it is: it is never dropped for that.
+            waits = bury and len(self.dead) >= DEAD_MAX
+            if more or waits:
                 break
             budget -= 1
             offset = self.oldest()
             if offset < self.next:
                 self.ready -= 1
+            elif end > self.next and bury:
+                self.ready = 0
+                waits = self.reading.fetching or self.pick_new(&v) != OK  # either calls for another turn when it is over
+                if waits:
+                    break
+                offset = v.offset
             elif end > self.next:
                 self.ready = 0
                 excess = (end - self.next) + <uint64_t> len(self.delayed) - most
@@ -348,12 +359,25 @@ cdef class Backlog:
             else:
                 self.ready = 0
                 offset = heapq.heappop(self.delayed)[1]  # only what waits for its next attempt is left
+            if bury:
+                self._bury_excess(offset)
+                continue
             dropped += 1
             self.settle(offset)
         self.count_out(FailureReason.QUEUE_FULL, dropped)
-        if more:
+        if more or waits:
             self.arrived = 0
         return more
+
+    def _bury_excess(self, uint64_t offset):
+        attempts = self.word.attempts if self.take_up(offset, NULL) else 0
+        self.bury(offset, FailureReason.MAXLEN, attempts)
+        self._go_past(offset)
+
+    def _go_past(self, uint64_t offset):
+        """A fan-out's entry stays ready while its copy is on the way: the search for the oldest goes on behind it."""
+        if self.is_fan_out:
+            self.ready_from_level[0] = max(self.ready_from_level[0], offset + 1)
 
     cdef bint clear(self, uint64_t upto, object reason) except -1:
         cdef message_view v
@@ -376,6 +400,7 @@ cdef class Backlog:
             self.ready -= 1
             if bury:
                 self.bury(offset, reason, self.word.attempts)
+                self._go_past(offset)
             else:
                 out += 1
                 self.settle(offset)
@@ -482,14 +507,27 @@ cdef class Backlog:
                 continue  # settled meanwhile
             self.burying[offset] = (reason, attempts)
             try:
-                self.burials.letters.add(&v if e == OK else NULL, offset, self.queue.name.encode(), reason.value.encode(),
-                                         attempts)
+                goes_round = self.burials.letters.add(&v if e == OK else NULL, offset, self.queue.name.encode(),
+                                                      reason.value.encode(), attempts)
             except (LimitExceeded, MemoryError, StreamNotFound) as problem:
                 self.say("letter", "message %d cannot be dead-lettered now: %s", offset, problem)
                 del self.burying[offset]
                 heapq.heappush(self.graves, (now_ms + RETRY_MS, offset, reason, attempts))
                 return False
+            if goes_round:
+                del self.burying[offset]
+                self.dropped(FailureReason.CYCLE, 1, offset, attempts)
+                self._buried(offset, reason)
         return False
+
+    def _buried(self, offset, reason):
+        """The message has left the queue, or only one member's copy of it."""
+        self.dead.pop(offset, None)
+        if self.is_fan_out and (reason is FailureReason.MEMBER_GONE
+                                or (reason is FailureReason.UNDELIVERABLE and self.members)):
+            self.settling = True  # when nobody owes another copy, base moves over it
+        else:
+            self.settle(offset)
 
     def _open_letters(self) -> bool:
         if self.burials.making:
@@ -516,12 +554,7 @@ cdef class Backlog:
                 continue  # the next home finds them as they are
             if ok:
                 core.word_add(&self.control.dead_lettered, 1)
-                self.dead.pop(offset, None)
-                if self.is_fan_out and (reason is FailureReason.MEMBER_GONE
-                                        or (reason is FailureReason.UNDELIVERABLE and self.members)):
-                    self.settling = True  # of one copy; when nobody owes another, base moves over it
-                else:
-                    self.settle(offset)
+                self._buried(offset, reason)
             else:
                 due_ms = self.queue.table.now_ms + RETRY_MS
                 heapq.heappush(self.graves, (due_ms, offset, reason, attempts))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint64_t
-from vibemq.broker.backlog cimport Member
+from vibemq.broker.backlog cimport Backlog, Member
 from vibemq.broker.queue cimport Queue
 
 from vibemq.storage.members cimport MemberTable
@@ -11,6 +11,7 @@ cdef class Departed:
     cdef list away                    # Members that vanished; longest gone first
     cdef list lapsed                  # Members whose time is over, and whose copies leave the queue now
     cdef dict unjoined                # record -> MemberRecord of members that a new home has not heard of yet
+    cdef Member shed_by_limit         # in `lapsed`: copies that a length limit took from members
     cdef int64_t due_ms               # no member's time is over before
 
     cdef int admitted(self, Member m) except -1
@@ -28,3 +29,6 @@ cdef class Departed:
     cdef int _store(self, Member gone) except -1
     cdef int _tell(self) except -1
     cdef int64_t _grace_ms(self, Member m)
+    cdef int shed(self, list copies, list shared, uint64_t below) except -1
+    cdef int lapse(self, Backlog of) except -1
+    cdef bint _give_late(self, Backlog of, Member gone) except -1

@@ -4,7 +4,7 @@
 A member vanishes when its connection, its worker or the broker ends without its own goodbye.  What it had not acknowledged
 is kept as ranges of offsets: its own copies, whether or not others have acknowledged theirs.  The next member that
 subscribes takes them over, by its name first.  A name with a time to live also collects what comes meanwhile.  When the
-time is over, fanout.pyx dead-letters or drops the copies.
+time is over, `lapse` dead-letters or drops the copies.
 
 Each member has a record in a mapped file (storage/members.pyx), so a new home finds the members whom nobody tells it of.
 It knows of those only how far they had come, so some messages come again.
@@ -16,9 +16,12 @@ import time
 from collections import deque
 
 from libc.stdint cimport uint32_t
+from vibemq.broker.backlog cimport BUDGET, DEAD_MAX, RETRY_MS
 from vibemq.broker.messages cimport NOWHERE
 from vibemq.storage cimport core
+from vibemq.storage.core cimport LEDGER_SETTLED, OK, fault, ledger_entry
 
+from vibemq.broker.options import FailureReason
 from vibemq.broker.ranges import fewer, joined, length, without
 from vibemq.broker.timers import NEVER
 from vibemq.once_a_minute import OnceAMinute
@@ -26,9 +29,11 @@ from vibemq.storage.members import AWAY, LEFT, SUBSCRIBED
 
 logger = logging.getLogger(__name__)
 crowding = OnceAMinute(logger)
+lapsing = OnceAMinute(logger)
 damaged = OnceAMinute(logger, logging.ERROR)
 
 cdef enum:
+    EARLY_MS = 5000          # by which a client may be back before its worker's death is known
     # Unnamed members that vanished from one queue and are kept: some kilobytes each. The longest gone gives way.
     AWAY_MAX = 1024
     # Ranges and counted attempts that are kept of one of them: 100 KB. Of more ranges neighbours are joined.
@@ -253,6 +258,16 @@ cdef class Departed:
             departed = min(departed, max(gone.cursor if gone.ttl_ms else next, owed) - owed)
         return departed
 
+    def owed_below(self, uint64_t below):
+        """Ranges below of which somebody who is away is owed each message."""
+        cdef Member gone
+        found = []
+        for gone in self.away:
+            found += [*gone.copies, *[(each[1], each[1] + 1) for each in gone.again]]
+            if gone.ttl_ms:
+                found.append((max(gone.cursor, gone.skip_below), below))
+        return without(joined(found), [(below, NOWHERE)])
+
     cdef uint64_t cut(self, uint64_t below) except? 0:
         """The messages below leave the queue for all; returns how many copies of those that are away these were."""
         cdef Member gone
@@ -292,3 +307,94 @@ cdef class Departed:
         gone.copies, gone.again, gone.owed, gone.ttl_ms = deque(without(copies, gone.passed_on)), [], deque(), 0
         self.lapsed.append(gone)
         return self._tell()
+
+    # ---- copies that leave the queue ----
+
+    cdef int shed(self, list copies, list shared, uint64_t below) except -1:
+        """Dead-letter copies that a length limit takes from members, like those of a member that did not come back.
+
+        `shared`: ranges of which only what nobody has acknowledged is a copy.  The record is stored before members go on,
+        so a kill leaves the copies to whoever subscribes next.
+        """
+        cdef Member m = self.shed_by_limit
+        copies, shared = without(copies, [(below, NOWHERE)]), without(shared, [(below, NOWHERE)])
+        if not copies and not shared:
+            return 0
+        if m is None or m not in self.lapsed or m.skip_below == NOWHERE:
+            m = self.shed_by_limit = Member()
+            m.gone, m.copies, m.owed = True, deque(), deque()
+            if self.queue.members is not None:
+                m.record = self.queue.members.add(self.queue.worker, self.queue.life, "", 0)
+            self.lapsed.append(m)
+        m.copies = deque(joined(m.copies, copies))
+        m.owed = deque(without(joined(m.owed, shared), list(m.copies)))
+        self._store(m)
+        return self.queue.mark()
+
+    cdef bint _give_late(self, Backlog of, Member gone) except -1:
+        """Nobody came after a worker had died: a member that was back before its death was known takes over."""
+        cdef Member m
+        if gone.died and not gone.subscriber:
+            for m in of.members.values():
+                if not m.subscriber and not m.debts and gone.came_ms - EARLY_MS < m.came_ms <= gone.came_ms:
+                    self.take(m, gone, of.next)
+                    return True
+        return False
+
+    cdef int lapse(self, Backlog of) except -1:
+        """Work off a part of the copies that nobody has come back for: into the dead-letter queue, or dropped and counted."""
+        cdef Member gone = <Member> self.lapsed[0]
+        cdef uint64_t offset, first, end, count = 0
+        cdef ledger_entry *entry
+        cdef fault f
+        cdef int budget = BUDGET
+        cdef bint buries = self.queue.options.dead_letter
+        cdef bint is_shed = gone is self.shed_by_limit
+        cdef bint waits = False
+        cdef bint is_settled
+        if self._give_late(of, gone):
+            self.lapsed.pop(0)
+            return self.queue.mark()
+        while gone.copies and budget > 0 and not waits:
+            first, end = gone.copies[0]
+            if not of.members:
+                end = min(end, of.next)  # what nobody was given yet still waits
+            elif not buries:
+                count += end - first  # the others have a copy each
+                gone.copies.popleft()
+                continue
+            offset = first
+            while offset < end and budget > 0:
+                budget -= 1
+                entry = core.ledger_entry_of(of.raw, offset, &f)
+                # No memory to map it, not handed out to the others yet, or as many on their way as may be.
+                waits = (entry == NULL and f.code != OK) or offset >= of.next or (buries and len(of.dead) >= DEAD_MAX)
+                if waits:
+                    of.timer.at_most(self.queue.table.now_ms + RETRY_MS)
+                    break
+                is_settled = entry == NULL or core.ledger_state_of(core.word_load(&entry.word)) == LEDGER_SETTLED
+                # Of a queue without members the message itself waits, unless somebody has acknowledged it.
+                if entry != NULL and (not is_settled if gone.skip_below == NOWHERE else of.members or is_settled):
+                    count += 1
+                    if buries:
+                        of.bury(offset, FailureReason.MAXLEN if is_shed else FailureReason.MEMBER_GONE, 1)
+                offset += 1
+            if offset >= end:
+                gone.copies.popleft()
+            else:
+                gone.copies[0] = (offset, gone.copies[0][1])
+        gone.lapsed_count += count
+        if count and not buries:
+            core.word_add(&self.queue.control.dropped, count)
+        if not gone.copies and gone.owed:
+            gone.copies, gone.owed, gone.skip_below = gone.owed, deque(), NOWHERE  # of these only what nobody has settled
+        elif not gone.copies:
+            if gone.lapsed_count and not is_shed:
+                lapsing.say((self.queue.key, gone.subscriber), "queue %s: subscriber %s did not come back in time, and %d of "
+                            "its copies are %s", self.queue.name, gone.subscriber or "(unnamed)", gone.lapsed_count,
+                            "dead-lettered" if buries else "dropped; with a dead-letter queue they would be kept",
+                            count=gone.lapsed_count)
+            self.forget(gone)
+            self.lapsed.pop(0)
+            of.settling = True
+        return 0 if waits else self.queue.mark()

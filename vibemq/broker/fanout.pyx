@@ -12,12 +12,11 @@ it inherited, and looks at each entry when its turn comes.  How often a message 
 """
 
 import heapq
-import logging
 from collections import deque
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from vibemq.broker.backlog cimport BUDGET, DEAD_MAX, GOES_ON, RETRY_MS, WAITS, WORKED_OFF, Backlog, Member
+from vibemq.broker.backlog cimport BUDGET, GOES_ON, RETRY_MS, WAITS, WORKED_OFF, Backlog, Member
 from vibemq.broker.departed cimport Departed
 from vibemq.broker.messages cimport NOWHERE, message_view
 from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK
@@ -26,14 +25,7 @@ from vibemq.storage.core cimport ERR_NOT_CACHED, LEDGER_READY, LEDGER_SETTLED, O
 
 from vibemq.broker.options import OF_ONE_MEMBER, FailureReason
 from vibemq.broker.ranges import joined, length, without
-from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.members import SUBSCRIBED
-
-logger = logging.getLogger(__name__)
-lapsing = OnceAMinute(logger)
-
-cdef enum:
-    EARLY_MS = 5000          # by which a client may be back before its worker's death is known
 
 # Where a member's next message comes from.
 cdef enum:
@@ -184,16 +176,6 @@ cdef class FanOut(Backlog):
                     break
         return 0
 
-    cdef bint _give_late(self, Member gone) except -1:
-        """Nobody came after a worker had died: a member that was back before its death was known takes over."""
-        cdef Member m
-        if gone.died and not gone.subscriber:
-            for m in self.members.values():
-                if not m.subscriber and not m.debts and gone.came_ms - EARLY_MS < m.came_ms <= gone.came_ms:
-                    self.departures.take(m, gone, self.next)
-                    return True
-        return False
-
     cdef int _left(self, Member gone) except -1:
         cdef Member m
         cdef uint64_t first_start
@@ -304,7 +286,7 @@ cdef class FanOut(Backlog):
             self.departures.end_some(self.queue.table.now_ms)
             self.timer.at_most(self.departures.due_ms)
         if self.departures.lapsed and not self.unsearched:
-            self._lapse()
+            self.departures.lapse(self)
         if not self.past and not self.unsearched:
             return WORKED_OFF
         self.unmapped = False
@@ -372,59 +354,6 @@ cdef class FanOut(Backlog):
         self.unsearched = without(self.unsearched, [(0, offset)])
         found.append((first, end))
         return self._pass_on(joined(found))
-
-    cdef int _lapse(self) except -1:
-        """A part of the copies that nobody has come back for: into the dead-letter queue, or dropped and counted."""
-        cdef Member gone = <Member> self.departures.lapsed[0]
-        cdef uint64_t offset, first, end, count = 0
-        cdef ledger_entry *entry
-        cdef fault f
-        cdef int budget = BUDGET
-        cdef bint buries = self.queue.options.dead_letter
-        cdef bint waits = False
-        if self._give_late(gone):
-            self.departures.lapsed.pop(0)
-            return self.queue.mark()
-        while gone.copies and budget > 0 and not waits:
-            first, end = gone.copies[0]
-            if not self.members:
-                end = min(end, self.next)  # what nobody was given yet still waits
-            elif not buries:
-                count += end - first  # the others have a copy each
-                gone.copies.popleft()
-                continue
-            offset = first
-            while offset < end and budget > 0:
-                budget -= 1
-                entry = core.ledger_entry_of(self.raw, offset, &f)
-                # No memory to map it, not handed out to the others yet, or as many on their way as may be.
-                waits = (entry == NULL and f.code != OK) or offset >= self.next or (buries and len(self.dead) >= DEAD_MAX)
-                if waits:
-                    self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
-                    break
-                if entry != NULL and (self.members or
-                                      core.ledger_state_of(core.word_load(&entry.word)) == LEDGER_SETTLED):
-                    count += 1
-                    if buries:
-                        self.bury(offset, FailureReason.MEMBER_GONE, 1)
-                offset += 1
-            if offset >= end:
-                gone.copies.popleft()
-            else:
-                gone.copies[0] = (offset, gone.copies[0][1])
-        gone.lapsed_count += count
-        if count and not buries:
-            core.word_add(&self.control.dropped, count)
-        if not gone.copies:
-            if gone.lapsed_count:
-                lapsing.say((self.queue.key, gone.subscriber), "queue %s: subscriber %s did not come back in time, and %d of "
-                            "its copies are %s", self.queue.name, gone.subscriber or "(unnamed)", gone.lapsed_count,
-                            "dead-lettered" if buries else "dropped; with a dead-letter queue they would be kept",
-                            count=gone.lapsed_count)
-            self.departures.forget(gone)
-            self.departures.lapsed.pop(0)
-            self.settling = True
-        return 0 if waits else self.queue.mark()
 
     # ---- one turn ----
 
@@ -617,10 +546,14 @@ cdef class FanOut(Backlog):
             dropped = core.word_load(&self.control.dropped)
             more = Backlog.overflow(self)
             if end > most:
+                first = min(end - most, self.next)
+                if self.queue.options.dead_letter:
+                    self.departures.shed(self.departures.owed_below(first), [], first)
                 # Of what nobody has acknowledged the messages were counted.
                 dropped = core.word_load(&self.control.dropped) - dropped
-                first = self.departures.cut(min(end - most, self.next))
-                self.count_out(FailureReason.QUEUE_FULL, max(first, dropped) - dropped)
+                first = self.departures.cut(first)
+                if not self.queue.options.dead_letter:
+                    self.count_out(FailureReason.QUEUE_FULL, max(first, dropped) - dropped)
             return more
         if not self.overflows():
             return False
@@ -629,6 +562,16 @@ cdef class FanOut(Backlog):
             return False
         self.arrived = end
         first = min(end - most, self.next)
+        if self.queue.options.dead_letter:
+            self.departures.shed(joined(self.departures.owed_below(first),
+                              *[(*m.copies, (max(m.cursor, m.skip_below), first)) for m in self.members.values()]),
+                       joined(*[(*m.owed, (m.cursor, min(m.skip_below, first))) for m in self.members.values()]), first)
+            self.departures.cut(first)
+            for m in self.members.values():
+                m.cursor = max(m.cursor, first)
+                m.copies, m.owed = deque(without(m.copies, [(0, first)])), deque(without(m.owed, [(0, first)]))
+                self.settling = True
+            return False
         self.count_out(FailureReason.QUEUE_FULL, self.departures.cut(first))
         for m in self.members.values():
             if m.cursor < first:

@@ -44,8 +44,10 @@ class FailureReason(enum.StrEnum):
     MESSAGE_EXPIRED = "MessageExpired"
     DESERIALIZATION_ERROR = "DeserializationError"
     QUEUE_FULL = "QueueFull"
+    MAXLEN = "maxlen"  # the queue has a limit, and was given newer messages
     UNDELIVERABLE = "Undeliverable"  # none of the consumers that tried could be given it
     MEMBER_GONE = "MemberGone"  # the copy of a member of a fan-out that vanished and did not come back in time
+    CYCLE = "cycle"  # never in a dead-letter queue: why the log says that it is dropped
 
 
 #: Where a copy of a fan-out leaves the queue and the message stays for the other members.
@@ -60,6 +62,10 @@ DROPPED = {
     "with a dead-letter queue it would be kept",
     FailureReason.UNDELIVERABLE: "message {offset} could be given to none of the consumers that tried, and is dropped; "
     "with a dead-letter queue it would be kept",
+    FailureReason.MAXLEN: "it is full (max_messages {queue.max_messages}), and drops the oldest",
+    FailureReason.MEMBER_GONE: "message {offset} is dropped for a member of the fan-out that did not come back",
+    FailureReason.CYCLE: "message {offset} went round through dead-letter queues without a consumer that rejected it, "
+    "and is dropped (cycle); let one of these queues have no dead-letter queue",
     FailureReason.DESERIALIZATION_ERROR: "message {offset} cannot be read, and is dropped",
 }
 

@@ -29,6 +29,7 @@ from vibemq.storage.core cimport (
     amqp_map, amqp_pair, amqp_pairs, amqp_properties, amqp_value, bytes_store32, writer_bytes,
 )
 
+from vibemq.broker.hops import one_more
 from vibemq.broker.options import FailureReason, Overflow
 from vibemq.errors import LimitExceeded, StreamNotFound
 
@@ -38,7 +39,7 @@ cdef enum:
     NOTES_BYTES_KEPT = 1 << 20  # a larger burst's buffer is given back after use
     PARKED_OVERHEAD_BYTES = 256  # the objects that hold one parked message: many times what a small one has itself
     ADDED_BYTES_MAX = 1024       # of a dead letter's headers; the queue's name, at most 1 KiB of UTF-8, counts apart
-    ADDED_PAIRS = 4
+    ADDED_PAIRS = 5
 
 cdef int OVERFLOW_DROP_OLDEST = int(Overflow.DROP_OLDEST)
 cdef int OVERFLOW_BLOCK = int(Overflow.BLOCK_PUBLISHER)
@@ -52,7 +53,8 @@ cdef bytes WAS_DELETED = b"The queue was deleted."
 cdef bytes NOT_STORED = b"The message could not be stored."
 cdef bytes NOT_IN_STORE = b"The object store did not take the message in time; it may come there later."
 cdef bytes NOT_REDIRECTED = b"The message could not be redirected to the dead-letter queue."
-cdef list ADDED = [b"x-original-queue", b"x-failure-reason", b"x-failed-at", b"x-attempts"]
+cdef bytes REDIRECTED = FailureReason.QUEUE_FULL.value.encode()
+cdef list ADDED = [b"x-original-queue", b"x-failure-reason", b"x-failed-at", b"x-attempts", b"x-death"]
 
 
 cdef class Publisher(StreamUser):
@@ -446,11 +448,16 @@ cdef bint is_added(const uint8_t *key, uint32_t size) noexcept:
     return False
 
 
+cdef bytes text_of(const amqp_value *value):
+    """A text, or nothing where the value is none."""
+    return <bytes> value.data[:value.bytes] if value.kind == AMQP_STRING or value.kind == AMQP_SYMBOL else b""
+
+
 cdef class DeadLetters(StreamUser):
     """Copies of messages in a dead-letter queue, which it keeps open: its bounds hold, whoever uses it.
 
-    Id, content type, key, headers and body are the original's; x-original-queue, x-failure-reason, x-failed-at and
-    x-attempts are added, and those that an earlier burial had added are replaced.
+    Id, content type, key, headers and body are the original's; x-failure-reason, x-failed-at, x-death (hops.py),
+    x-original-queue and x-attempts are added.  The last two stay those of the first queue on the message's way.
     """
 
     def __init__(self, owner, queue):
@@ -481,7 +488,10 @@ cdef class DeadLetters(StreamUser):
             self.close()
 
     cdef int add(self, message_view *m, object token, bytes queue, bytes reason, uint32_t attempts) except -1:
-        """Lay a copy of the message into this turn's batch; with m NULL there is no body to be had."""
+        """Lay a copy of the message into this turn's batch; with m NULL there is no body to be had.
+
+        1: there is no copy, because the message goes round between queues and no consumer has rejected it.
+        """
         cdef amqp_pairs it
         cdef amqp_pair pair
         cdef amqp_value id, field
@@ -493,11 +503,25 @@ cdef class DeadLetters(StreamUser):
         cdef uint8_t *out
         cdef err e
         cdef bint has_id = False
+        cdef dict had = {}
+        cdef bytes tried = b"%d" % attempts
+        cdef bytes first = queue
         if m != NULL and m.is_amqp:
+            core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
+            while core.amqp_pairs_next(&it, &pair):
+                if is_added(pair.key, pair.key_bytes):
+                    had[<bytes> pair.key[:pair.key_bytes]] = text_of(&pair.value)
             core.amqp_pairs_begin(&it, m.amqp.application_properties, m.amqp.application_properties_size)
             count += it.left
             has_id = core.amqp_message_id(&m.amqp, &id)
-        room = 4 + core.amqp_size_max(count, <uint64_t> (m.size if m != NULL else 0) + <uint64_t> len(queue) + ADDED_BYTES_MAX)
+        death, leads_here = one_more(had.get(b"x-death", b""), queue.decode("utf-8", "replace"), reason.decode(), self.name,
+                                     is_published=reason == REDIRECTED)
+        if death is None:
+            return 1
+        if leads_here:
+            first, tried = had.get(b"x-original-queue") or queue, had.get(b"x-attempts") or tried
+        room = 4 + core.amqp_size_max(count, <uint64_t> (m.size if m != NULL else 0) + <uint64_t> len(first)
+                                      + <uint64_t> len(tried) + <uint64_t> len(death) + ADDED_BYTES_MAX)
         if room > core.CHUNK_DATA_MAX_BYTES:
             raise LimitExceeded("message for a dead-letter queue", room, core.CHUNK_DATA_MAX_BYTES)
         out = <uint8_t *> malloc(room)
@@ -521,7 +545,7 @@ cdef class DeadLetters(StreamUser):
                         continue
                     core.amqp_map_add_value(&w, &map, pair.key, pair.key_bytes, &pair.value)
             failed_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
-            for name, value in zip(ADDED, (queue, reason, failed_at, b"%d" % attempts), strict=True):
+            for name, value in zip(ADDED, (first, reason, failed_at, tried, death), strict=True):
                 core.amqp_map_add(&w, &map, <const uint8_t *> <char *> name, <uint32_t> len(name),
                                   <const uint8_t *> <char *> value, <uint32_t> len(value))
             core.amqp_map_end(&w, &map)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way of a message through dead-letter queues: its header x-death, as RabbitMQ's, in JSON.
+
+The newest hop comes first: {"queue", "reason", "count", "to"}.  A hop belongs to the way only where each hop led to
+the next queue, so a message that a client has published again (`queues replay`, for instance) begins a new way.
+"""
+
+import msgspec
+
+from vibemq.broker.options import FailureReason
+
+#: Queues on one way: a longer one is taken for a cycle, and the header stays below 32 KiB.
+HOPS_MAX = 64
+#: Where a consumer had a part in it: such a hop breaks a cycle, because the consumer chose to send the message round.
+REJECTIONS = frozenset({FailureReason.MAX_RETRIES_EXCEEDED.value, FailureReason.UNDELIVERABLE.value})
+
+
+class Hop(msgspec.Struct, frozen=True):
+    """One queue that the message has left, how often for this reason, and the queue that it went to."""
+
+    queue: str
+    reason: str
+    count: int
+    to: str
+
+
+def read_hops(header: bytes) -> list[Hop]:
+    """Return the hops of a header x-death; none for a header that is not ours."""
+    try:
+        return msgspec.json.decode(header, type=list[Hop])[:HOPS_MAX] if header else []
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return []
+
+
+def one_more(header: bytes, queue: str, reason: str, to: str, *, is_published: bool) -> tuple[bytes | None, bool]:
+    """Return the header with one more hop, and whether the hops before it led here; no header: the message goes round.
+
+    A message goes round when it left the queue `to` before and no consumer has rejected it since.  `is_published`: it
+    comes from a publisher and not out of `queue`.
+    """
+    hops = read_hops(header)
+    leads_here = bool(hops) and hops[0].to == queue and not is_published
+    earlier = hops if leads_here else []
+    if reason not in REJECTIONS:
+        for hop in earlier:
+            if hop.reason in REJECTIONS:
+                break
+            if hop.queue == to:
+                return None, True
+        else:
+            if len(earlier) >= HOPS_MAX:
+                return None, True
+    same = [hop for hop in hops if (hop.queue, hop.reason) == (queue, reason)]
+    rest = [hop for hop in earlier if (hop.queue, hop.reason) != (queue, reason)]
+    newest = Hop(queue, reason, sum(hop.count for hop in same) + 1, to)
+    return msgspec.json.encode([newest, *rest[: HOPS_MAX - 1]]), leads_here
