@@ -224,8 +224,7 @@ err backed_tracking(const struct recovery *rc, struct tracking *t, struct fault 
     err e = OK;
     if (!rc->stored_to || tracking_snapshot_read(rc->directory, rc->stored_to, t, NULL) == OK) return OK;
     /* It was durable before the stub: only a damaged disk brings us here.  What is still here says some of it. */
-    memset(t, 0, sizeof *t);
-    tracking_init(t);
+    tracking_clear(t);
     for (uint32_t i = 0; i < rc->piece_count && !e; i++) {
         struct file_path path = file_path_numbered(rc->directory, rc->pieces[i].first, SEGMENT_SUFFIX);
         struct stat st;

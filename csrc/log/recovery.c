@@ -492,45 +492,27 @@ static err begin_anew_if_lost(struct recovery *rc, uint64_t first_seen, struct f
     return e;
 }
 
-/* Of a table without a reference, as most are, only the hashes say anything: a free slot may hold what it did. */
-static bool table_is(const char *path, const struct tracking *t)
-{
-    uint8_t head[offsetof(struct tracking, sequence)];
-    struct stat st;
-    size_t got;
-    bool empty = true;
-    for (unsigned i = 0; i < TRACKING_SLOTS && empty; i++) empty = t->hash[i] == 0;
-    if (!empty) return file_is(path, t, sizeof *t);
-    return file_stat_of(path, &st, NULL) == OK && st.st_size == sizeof *t &&
-           file_read_head(path, head, sizeof head, &got, NULL) == OK && got == sizeof head &&
-           memcmp(head, t, sizeof head) == 0;
-}
-
 static err rebuild_table(struct recovery *rc, struct fault *f)
 {
-    struct tracking *t = calloc(1, sizeof *t);
-    if (!t) return fault_set(f, ERR_NO_MEMORY, 0, "tracking", 0, sizeof *t, 0);
+    struct tracking *t;
+    err e = tracking_new(&t, f);
+    if (e) return e;
     /* From the newest snapshot on; without any, from the beginning. */
     uint32_t from = rc->list.count;
-    err e = OK;
     bool found = false;
     while (from > 0 && !found) {
-        memset(t, 0, sizeof *t);
         found = tracking_snapshot_read(rc->directory, rc->list.first[--from], t, NULL) == OK;
+        if (!found) tracking_clear(t);
     }
-    if (!found) {
-        memset(t, 0, sizeof *t);
-        e = backed_tracking(rc, t, f);
-    }
-    tracking_init(t);
+    if (!found) e = backed_tracking(rc, t, f);
     for (uint32_t i = from; i < rc->list.count && !e; i++) {
         e = scan_tracking(rc->directory, rc->list.first[i], SEGMENT_HEADER_BYTES, rc->list.bytes[i], true, t, f);
         if (e == ERR_CORRUPT) e = OK; /* both headers are gone */
     }
     /* Never synced: whatever a power cut leaves of it, the next recovery builds it again. */
     struct file_path path = file_path_name(rc->directory, "tracking");
-    if (!e && !table_is(path.text, t)) e = tracking_store(t, rc->directory, false, f);
-    free(t);
+    if (!e && !file_is(path.text, t->table, tracking_bytes(t->table->capacity))) e = tracking_store(t, rc->directory, false, f);
+    tracking_free(t);
     return e;
 }
 

@@ -249,6 +249,14 @@ EVENTS: dict[str, tuple[str, ...]] = {
     ),
     "offset_not_stored": ("%s: offset %d of %r on %s not stored: %s",),
     "offsets_damaged": ("%s: %d stored offsets are damaged and count as not stored",),
+    "publisher_names_full": (
+        "stream %s: %d publisher names are kept; the one that published longest ago was forgotten for %r",
+        "stream %s: publisher %r is refused: %d publisher names are kept, and all are names of connected publishers",
+    ),
+    "publisher_table_rebuilt": (
+        "%s was damaged, and its publishing ids were rebuilt from the log: nothing is lost; check the disk "
+        "and the memory of this machine",
+    ),
     "offsets_full": ("%s: more than %d offset references: the one stored longest ago made room for %r",),
     # ---- queues ----
     "queue_lost_messages": ("queue %s: %s",),

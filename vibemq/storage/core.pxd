@@ -369,6 +369,10 @@ cdef extern from "log/log.h" nogil:
     uint32_t log_chunk_messages(const log *l)
     err log_append(log *l, batch *b, log_appended *out, fault *f)
     err log_publisher_sequence(log *l, const char *reference, uint32_t size, uint64_t *out, fault *f)
+    err log_publisher_declare(log *l, doorbell_board *board, uint32_t seat, const char *reference, uint32_t size,
+                              boolean *evicted, fault *f)
+    err log_publisher_release(log *l, uint32_t seat, const char *reference, uint32_t size, fault *f)
+    bint log_tracking_rebuilt(log *l)
     err log_sync(log *l, uint64_t *durable_offset, fault *f)
     err log_sync_rest(const char *directory, fault *f)
     bint log_closed_is_unsynced(const log *l)
@@ -377,6 +381,10 @@ cdef extern from "log/log.h" nogil:
     void log_mark_deleted(log *l)
     err log_remove(const char *directory, fault *f)
     err log_stats(log *l, log_stats_t *out, fault *f)
+
+cdef extern from "log/tracking.h" nogil:
+    enum:
+        PUBLISHER_NAMES_MAX "TRACKING_REFERENCES_MAX"
 
 cdef extern from "log/offsets.h" nogil:
     enum:

@@ -36,7 +36,7 @@ from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, amqp_pair, amqp_pairs, bytes_load16, bytes_load32, bytes_store32
 
 from vibemq.broker.admission import check_access
-from vibemq.errors import LimitExceeded, MalformedFrame
+from vibemq.errors import LimitExceeded, MalformedFrame, StorageError
 from vibemq.protocols.native import commands
 from vibemq.protocols.native.compression import compress, decompress
 from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, LOGIN_FRAME_BYTES_MAX, ErrorCode
@@ -52,6 +52,7 @@ cdef enum:
     ENCODING_SIZE = 16
 
 cdef bytes INVALID_MESSAGE = ErrorCode.INVALID_MESSAGE.value.encode()
+cdef bytes NAMES_FULL = b"the queue keeps the numbers of as many clients as it can, and all of them are connected"
 cdef bytes RATE_LIMITED = ErrorCode.RATE_LIMITED.value.encode()
 cdef char *ATTEMPTS = "deliveryAttempts"
 cdef char *ENCODING = "payload-encoding"
@@ -116,6 +117,12 @@ cdef class NativePublisher(QueuePublisher):
         if tracked and self.reference is None:
             self.reference = (<char *> id)[:DEDUP_CLIENT_BYTES]
         tracked = tracked and memcmp(<char *> self.reference, id, DEDUP_CLIENT_BYTES) == 0
+        if tracked and self.declared is None:
+            try:
+                self.declare(self.reference)
+            except StorageError as problem:
+                return self.session.refuse(id, id_size, SERVER_ERROR, b"Duplicates could not be recognised: %s." % (
+                    NAMES_FULL if problem.code == "ERR_LIMIT" else str(problem).encode()))
         if self.add(entry, <uint32_t> size, 1, self.reference if tracked else None, number) != OK:
             return self.session.refuse(id, id_size, SERVER_ERROR, b"Out of memory.")
         size = publish_ack_size(id_size, len(self.name), self.session.text_layout)
