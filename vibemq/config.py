@@ -213,6 +213,8 @@ class Remote(Struct, frozen=True, kw_only=True):
     # A store that is away for longer is not coming back by itself: publishers are told.  0: they wait for ever.
     timeout_s: Annotated[int, Meta(ge=0, le=86_400)] = 0
     segment_age_s: Annotated[int, Meta(ge=10, le=604_800)] = 600
+    # Of streams `os` and `disk`, after another broker has taken this one's place: each look for that is a request.
+    deposed_after_s: Annotated[int, Meta(ge=1, le=3600)] = 5
     tier: bool = True
     local_size_max_bytes: Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)] = 0
     local_age_max_s: Annotated[int, Meta(ge=0, le=3_153_600_000)] = 0

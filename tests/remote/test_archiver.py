@@ -100,11 +100,12 @@ def test_a_restore_that_was_refused_begins_anew_when_changes_behind_its_snapshot
     with pytest.raises(ConfigError, match="not with these users"):
         asyncio.run(opening.open_bucket(world.configuration(str(data)), refuse, anybody))
     begun = Metadata(str(data / "meta.db"))
-    (_, _, number), _ = begun.binding(), begun.close()
+    number, _ = begun.binding().number, begun.close()
     names = [f"later-{turn}" for turn in range(opening.SNAPSHOTS_KEPT + 2)]
     for name in names:  # each start makes a snapshot of what the one before it changed
         asyncio.run(opening.open_bucket(world.configuration(), anybody, lambda made, name=name: made.add_vhost(name)))
-    assert not (meta / change_key(number + 1).partition("/")[2]).exists()
+    fence, change = (meta / change_key(number + behind).partition("/")[2] for behind in (1, 2))
+    assert fence.exists() and not change.exists(), "a fence stays, so that nobody creates another change in its place"
     assert restored(world, data)["events"] == (0, COUNT)
     again = Metadata(str(data / "meta.db"))
     assert {vhost.name for vhost in again.vhosts()} == {"/", *names}

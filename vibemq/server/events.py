@@ -381,7 +381,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "objects of earlier epochs stay in the bucket: some were not whole at a start, as %s says; delete that "
         "file once nobody wants to put them back",
     ),
-    "remote_object_not_created": ("a write-ahead object was not created: %s",),
+    "remote_object_not_created": (
+        "a write-ahead object was not created: %s",
+        "whether a newer epoch was taken is not known: %s",
+    ),
     "remote_stream_not_sent": (
         "stream %r cannot be sent to the object store: %s",
         "segments of stream %r are not sent up yet: %r",
@@ -392,6 +395,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "what is below %s of a deleted stream stays: `vibemq remote prune` deletes it: %s",
         "probe objects below %s stay in the bucket: %s",
     ),
+    "remote_late_segment": ("stream %r: %s was sent by a broker that had lost its place, and is not used",),
     "remote_not_compared": ("%s is not compared with the object store: %s",),
     "remote_object_lost": (
         "object %s is missing in the bucket: those messages cannot be read",
@@ -401,6 +405,9 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "a write-ahead object cannot be restored: %s",
         "a write-ahead object is no seal: %s",
         "a snapshot of the metadata cannot be used: %s",
+        "who has taken an epoch is not known: %s",
+        "which objects an earlier epoch was deleting is not known: %s",
+        "whether a change of the metadata is a fence is not known, so it stays: %s",
         "the size of a segment is not known for sure: %s",
         "what a stream knows of its publishers cannot be restored: %s",
         "%s is damaged, and the bucket has no such segment; kept as %s",
