@@ -139,6 +139,12 @@ static void report_skip(struct recovery *rc, const struct walk *from, const stru
     put_path(skip->path, &path);
 }
 
+void recovery_gap(struct recovery *rc, uint64_t from, uint64_t to)
+{
+    const struct walk before = {.segment = from, .next_offset = from}, after = {.next_offset = to};
+    if (from < to) report_skip(rc, &before, &after);
+}
+
 /* Step over damaged chunks to the next right one, which begins where the last of them ends, with the offset behind its
  * messages; or to the next segment's beginning.  A chunk that lies anywhere else may be of an append that was killed
  * before it was committed.  `*stepped` false: nothing fits, and the walk is where it was. */
@@ -365,6 +371,7 @@ static err goes_on(struct recovery *rc, uint32_t i, uint64_t next_offset, bool *
         bool holds_chunks = rc->list.bytes[i + 1] > SEGMENT_HEADER_BYTES;
         bool may_be_apart = (rc->keeps_behind && holds_chunks) || recovery_suspect_from(rc, i);
         if (next == next_offset || (next > next_offset && may_be_apart)) {
+            if (!recovery_suspect_from(rc, i)) recovery_gap(rc, next_offset, next);
             *yes = true;
             return OK;
         }
@@ -428,11 +435,15 @@ static err tend_older(struct recovery *rc, uint32_t i, struct fault *f)
     uint64_t next = rc->list.first[i + 1];
     struct index_record last;
     uint32_t seed;
-    if (!suspect && index_whole(rc->directory, rc->list.first[i], rc->list.bytes[i], next, &seed, &last)) return OK;
+    if (!suspect && index_whole(rc->directory, rc->list.first[i], rc->list.bytes[i], next, &seed, &last)) {
+        recovery_gap(rc, last.chunk_id + last.records, next);
+        return OK;
+    }
     struct walk w = {.segment = rc->list.first[i], .id_limit = next,
                      .verify_from = suspect ? suspect : rc->list.bytes[i]};
     err e = recovery_walk(rc, &w, f);
     if (e) return e == ERR_CORRUPT ? OK : e; /* nothing can be told from it; readers step over it */
+    if (!suspect && !w.damaged) recovery_gap(rc, w.next_offset, next);
     e = recovery_keep(rc, &w, f);
     free(w.index);
     if (!e) rc->list.bytes[i] = w.position;
@@ -484,6 +495,7 @@ static err begin_anew_if_lost(struct recovery *rc, uint64_t first_seen, struct f
         if (rc->commit.segment == rc->list.first[last] && rc->commit.next_offset >= least) return OK;
     }
     if (rc->commit.next_offset > least) least = rc->commit.next_offset;
+    recovery_gap(rc, rc->commit.next_offset > rc->stored_to ? rc->commit.next_offset : rc->stored_to, least);
     rc->changed = true;
     err e = log_files_create(rc->directory, least, true, f);
     rc->commit.segment = rc->commit.next_offset = least;
@@ -608,20 +620,6 @@ static err recover(struct recovery *rc, const struct log_options *options, struc
     return e || !sync ? e : file_sync_directory(rc->directory, f);
 }
 
-/* Was the log written in this boot, and here?  Then a page or table that cannot be used is damaged. */
-static bool is_of_this_boot(const char *directory)
-{
-    _Alignas(struct control) uint8_t page[CONTROL_BYTES];
-    const struct control *c = (const struct control *)page;
-    uint8_t boot_id[sizeof c->boot_id];
-    struct stat st;
-    size_t got;
-    struct file_path path = file_path_name(directory, "control");
-    if (file_read_head(path.text, page, sizeof page, &got, NULL) || file_stat_of(path.text, &st, NULL)) return false;
-    return got == sizeof page && sys->boot_id(boot_id) == 0 && c->inode == (uint64_t)st.st_ino &&
-           memcmp(c->boot_id, boot_id, sizeof boot_id) == 0;
-}
-
 err recovery_run(const char *directory, const struct log_options *options, struct recovery_once *once,
                  struct recovery_report *out, struct fault *f)
 {
@@ -637,10 +635,11 @@ err recovery_run(const char *directory, const struct log_options *options, struc
         if (!fits) memcpy(out->unfit, misfit.where, sizeof out->unfit);
         if (fits) e = control_reset(log_control(l), directory, f);
         if (fits && !e) e = log_set_limits(l, options, f);
+        if (fits && !e) recovery_name_gaps(directory, out);
         log_close(l);
         if (fits || e) return e;
     } else if (e != ERR_STALE) return fault_set(f, e, opened.sys_errno, opened.where, opened.position, opened.needed, opened.had);
-    else if (is_of_this_boot(directory)) memcpy(out->unfit, opened.where, sizeof out->unfit);
+    else if (recovery_of_this_boot(directory)) memcpy(out->unfit, opened.where, sizeof out->unfit);
 
     out->ran = true;
     struct recovery rc = {.directory = directory, .report = out, .synced = found_is_synced(once, directory),

@@ -324,6 +324,9 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "stream %r: %s, %d bytes, cannot be read or lies behind what was lost; it is kept as %s",
         "stream %r: %d cuts in all, %d bytes",
     ),
+    "recovery_segment_missing": (
+        "stream %r: %s is missing: its messages %d to %d are lost, unless it is restored from a backup",
+    ),
     "recovery_damage": (
         "stream %r: %s is damaged from byte %d on, for %d bytes: its messages %d to %d cannot be read, and all "
         "others are kept; to have them again, stop the broker and restore this file from a backup",
