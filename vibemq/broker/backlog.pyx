@@ -11,6 +11,7 @@ the dead-letter queue is settled when its copy there is kept, so a crash in betw
 
 import heapq
 import logging
+import time
 from functools import partial
 
 from libc.string cimport memset
@@ -23,6 +24,7 @@ from vibemq.storage.core cimport (
     LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, OK, fault,
 )
 from vibemq.storage.log cimport storage_error
+from vibemq.storage.meters cimport now_us
 from vibemq.storage.shm cimport LETTER_HAND, letter
 
 from vibemq.broker.expiry import Expiry
@@ -74,8 +76,9 @@ cdef class Backlog:
     def _begin_expiry(self):
         self.expiry = None
         if self.queue.options.message_ttl_ms:
-            self.expiry = Expiry(self.queue.options.message_ttl_ms, self.queue.table.now_ms, self.queue.log_end(),
-                                 partial(self.queue.stream.log.attach_offset, core.READER_TIMESTAMP))
+            wall_ms = time.time_ns() // 1_000_000
+            self.expiry = Expiry(self.queue.options.message_ttl_ms, now_us() // 1000 + 1, self.queue.log_end(),
+                                 partial(self.queue.stream.log.attach_offset, core.READER_TIMESTAMP), wall_ms)
 
     def _prepare_letters(self):
         """Make the dead-letter queue early, so that nobody has to wait for it later."""

@@ -23,6 +23,7 @@ from vibemq.broker.client cimport NO_SLOT
 from vibemq.broker.queue cimport UNSUITED
 from vibemq.storage cimport core
 from vibemq.storage.core cimport LEDGER_DEAD, LEDGER_DELAYED, LEDGER_READY, commit, ledger_each
+from vibemq.storage.meters cimport now_us
 from vibemq.storage.shm cimport (
     LETTER_HELLO, LETTER_JOIN, LETTER_KEPT, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_TOLD,
 )
@@ -333,7 +334,7 @@ cdef class Home:
             return 0  # asked twice a second for the sake of a ringer that was killed
         self.heard = end
         if self.backlog.expiry is not None:
-            self.backlog.expiry.arrived(end, self.queue.table.now_ms)
+            self.backlog.expiry.arrived(end, now_us() // 1000 + 1)
         return self.queue.mark()
 
     cdef bint dispatch(self) except -1:
@@ -362,9 +363,10 @@ cdef class Home:
     cdef bint _take_out(self, int64_t now_ms) except -1:
         """What has expired or is purged; True when that is not finished."""
         cdef bint more = False
-        cdef uint64_t purge
+        cdef uint64_t purge, end
         if self.backlog.expiry is not None:
-            self.backlog.expiry.arrived(self.queue.log_end(), now_ms)
+            end = self.queue.log_end()
+            self.backlog.expiry.arrived(end, now_us() // 1000 + 1)
             if self.backlog.expiry.expired_below(now_ms) > self.backlog.expired:
                 self.backlog.expired = self.backlog.expiry.expired
                 self._wake_below(self.backlog.expired)

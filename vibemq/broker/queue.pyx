@@ -139,6 +139,8 @@ cdef class Queue(StreamUser):
         """Have the home settle everything that waits now; returns how many that is."""
         self.stream.persist()
         count = self.waiting()
+        if self.home is not None:  # it knows of messages that this turn gave back, and has not told the others yet
+            count = self.log_end() - self.home.backlog.departed()
         core.word_raise(&self.control.purge, self.log_end())
         self.call_home()
         return count

@@ -217,7 +217,7 @@ class Engine:
         if self.is_over:
             return
         link = self._link
-        self._flush_settled()
+        self.flush_settled()
         beside, self._beside = self._beside, {}
         await asyncio.gather(*(engine.close(timeout_s) for engine in beside.values()))
         if self.is_connected:
@@ -486,7 +486,7 @@ class Engine:
         if self._feeds.get(feed.queue) is not feed:
             return
         feed.leaving = True
-        self._flush_settled()
+        self.flush_settled()
         try:
             if self.is_connected:
                 await self._link.exchange(Command.UNSUBSCRIBE, feed.queue, timeout_s=self.patience_s(timeout_s))
@@ -498,6 +498,10 @@ class Engine:
             if self._feeds.get(feed.queue) is feed:
                 del self._feeds[feed.queue]
             feed.left.set()
+
+    def engine_of(self, feed: Feed) -> Engine:
+        """The engine whose connection a feed uses."""
+        return self._beside.get(feed, self)
 
     def abandon(self, feed: Feed) -> None:
         """Unsubscribes without anybody waiting for it. From any thread."""
@@ -525,15 +529,15 @@ class Engine:
         if not self._settling:
             self._settling = True
             if threading.get_ident() == self._thread_id:
-                self.loop.call_soon(self._flush_settled)
+                self.loop.call_soon(self.flush_settled)
             else:
                 try:
-                    self.loop.call_soon_threadsafe(self._flush_settled)
+                    self.loop.call_soon_threadsafe(self.flush_settled)
                 except RuntimeError:  # the loop has ended
                     return False
         return True
 
-    def _flush_settled(self) -> None:
+    def flush_settled(self) -> None:
         self._settling = False
         settled = []
         while self._settled:
