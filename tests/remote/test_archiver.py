@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from left_behind import COUNT, END_S_MAX, World, flip, next_offset, remote_offset, until
 from test_damage import other_boot
@@ -85,6 +86,26 @@ def test_a_start_that_has_waited_for_long_enough_fails_and_the_next_one_has_ever
         with pytest.raises(Away):
             restored(world, data)
     assert restored(world, data)["events"] == (0, COUNT)
+
+
+@pytest.mark.parametrize("cut", ["truncate", "shorten"])
+@pytest.mark.parametrize("path", ["format", "meta/snapshot", "meta/0", "wal/", "tracking", "list-type"])
+def test_a_start_reads_again_where_one_answer_of_the_store_is_cut(world, faulty, tmp_path, path, cut):
+    bucket, data = tmp_path / "w/bucket", tmp_path / "other"
+    for each in bucket.rglob("*"):
+        if each.is_file():
+            faulty.store.overwrite(str(each.relative_to(bucket)), each.read_bytes())
+    data.mkdir()
+    identity.make(str(data))
+    rule = getattr(faulty, cut)(10, path=path, times=1)
+    configuration = msgspec.structs.replace(world.configuration(str(data)), remote=faulty.remote())
+    asyncio.run(opening.open_bucket(configuration, anybody, anybody))
+    assert rule.met >= 1, "the start reads such an object"
+    metadata = Metadata(str(data / "meta.db"))
+    world.recover(metadata)
+    found = {record.name: next_offset(record.directory) for record in metadata.streams()}
+    metadata.close()
+    assert {name: found[name] for name in ("events", "more")} == {"events": (0, COUNT), "more": (0, COUNT)}
 
 
 def test_a_restore_that_was_refused_begins_anew_when_changes_behind_its_snapshot_have_gone(

@@ -370,6 +370,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "the object store has taken nothing for %.0f s: %s; publishers to streams of durability remote wait, with "
         "%d objects on their way, and it is tried again until it succeeds: %s",
         "the object store does not answer yet: %s",
+        "an answer of the object store may have been cut, and is asked for again: %s",
         "while restoring, the object store is asked again: %s",
         "no epoch can be taken, so nothing of durability remote is confirmed: %s",
         "in the object store: %s",
