@@ -170,7 +170,8 @@ class Queues(Struct, frozen=True, kw_only=True):
     auto_create: bool = True
     auto_create_needs_permission: bool = False
     max_messages: Annotated[int, Meta(ge=0, le=1_000_000_000_000)] = 0
-    attempts_max: Annotated[int, Meta(ge=1, le=1000)] = 3
+    # 0: a queue with a dead-letter queue has a limit of its own (broker/options.py), and one without drops nothing.
+    attempts_max: Annotated[int, Meta(ge=0, le=1000)] = 0
     ack_timeout_ms: Annotated[int, Meta(ge=10, le=86_400_000)] = 30_000
     backoff_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 2000
     backoff_max_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 120_000

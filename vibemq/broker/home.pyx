@@ -35,6 +35,7 @@ from vibemq.storage.log import drop_settled, ledger_sync
 logger = logging.getLogger(__name__)
 
 cdef enum:
+    OVERDUE_WINDOW = 2       # a message that it does not settle, and one beside it that it may
     SYNC_EVERY_MS = 10_000   # of a queue with durability `disk`: what was settled since then comes again after a power cut
 
 
@@ -195,7 +196,8 @@ cdef class Home:
     cdef int _admit(self, const letter *what, Consumer consumer) except -1:
         """As its JOIN says; `consumer`: it is one of this worker's."""
         cdef Member m = Member()
-        m.worker, m.consumer_id, m.prefetch, m.follows = what.sender, what.consumer, what.count, what.index != 0
+        m.worker, m.consumer_id, m.prefetch, m.follows = what.sender, what.consumer, what.count, what.index & 1
+        self._narrow(m, what.index & 2)
         m.life = core.ledger_life(core.doorbell_epoch(self.queue.table.board.raw, what.sender))
         m.peer = what.attempts
         if consumer is not None:
@@ -204,6 +206,16 @@ cdef class Home:
         self.backlog.members[m.worker, m.consumer_id] = m
         self.backlog.admit(m, what.received != 0, what.low)
         return self.queue.mark()
+
+    cdef int narrowed(self, Consumer consumer) except -1:
+        if consumer.member is not None:
+            self._narrow(<Member> consumer.member, consumer.overdue)
+        return 0
+
+    cdef int _narrow(self, Member m, bint overdue) except -1:
+        """Give an overdue member only so much that it can show that it works: the rest is for others."""
+        m.overdue, m.window = overdue, min(m.prefetch, OVERDUE_WINDOW) if overdue else m.prefetch
+        return 0
 
     cdef int leave(self, Consumer consumer) except -1:
         if consumer.member is not None:
@@ -226,6 +238,7 @@ cdef class Home:
         for m in self.backlog.members.values():
             if m.follows:
                 m.prefetch = self.queue.prefetch()
+                self._narrow(m, m.overdue)
                 self.backlog.has_room(m)
         return self.queue.mark()
 
@@ -319,11 +332,13 @@ cdef class Home:
             self._leave(m)
         elif what.kind == LETTER_SETTLED:
             m.received, m.reported = what.received, what.low
+            self._narrow(m, False)
             self._settled(m, what.count)
         elif what.kind == LETTER_RETURNED:
             m.received, m.reported = what.received, what.low
+            self._narrow(m, what.index & 2)
             self._returned(m, what.offset, what.attempts, what.strikes,
-                           <int64_t> UNSUITED if what.index else <int64_t> what.count)
+                           <int64_t> UNSUITED if what.index & 1 else <int64_t> what.count)
         return 0
 
     # ---- one turn ----

@@ -56,6 +56,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vibemq.client")
 
+#: What a client says of a delivery: done, failed, or in the program's hand; and the feature that a broker needs for it.
+SETTLEMENTS: dict[bool | None, tuple[Command, str]] = {
+    True: (Command.ACK, ""),
+    False: (Command.NACK, "nack"),
+    None: (Command.HOLDING, "holding"),
+}
 GOODBYE_TIMEOUT_S = 5.0  # a broker that does not take our last bytes is not waited for
 
 
@@ -83,6 +89,11 @@ class Feed:
         self.leaving = False  # nobody wants its messages any more, though the broker may not know it yet
         self.left = asyncio.Event()  # and now it does
         self._consumer = ref(consumer)
+
+    def hold(self) -> None:
+        """Says which message the program has in hand, before the subscription ends."""
+        if (consumer := self._consumer()) is not None:
+            consumer.say_held()
 
     def give(self, messages: list[Message]) -> None:
         if (consumer := self._consumer()) is not None:
@@ -217,6 +228,8 @@ class Engine:
         if self.is_over:
             return
         link = self._link
+        for feed in self._feeds.values():
+            feed.hold()
         self.flush_settled()
         beside, self._beside = self._beside, {}
         await asyncio.gather(*(engine.close(timeout_s) for engine in beside.values()))
@@ -253,6 +266,11 @@ class Engine:
     @property
     def is_over(self) -> bool:
         return self.state == State.CLOSED
+
+    @property
+    def takes_holding(self) -> bool:
+        """Can the broker be told what a program has in hand?"""
+        return SETTLEMENTS[None][1] in self.features
 
     def failure(self) -> VibeMQError:
         """Why there is no connection and will be none."""
@@ -486,6 +504,7 @@ class Engine:
         if self._feeds.get(feed.queue) is not feed:
             return
         feed.leaving = True
+        feed.hold()
         self.flush_settled()
         try:
             if self.is_connected:
@@ -521,11 +540,12 @@ class Engine:
         except VibeMQError as error:
             log.warning("queue %s: unsubscribing failed: %s", feed.queue, error)
 
-    def settle(self, message: Message, done: bool) -> bool:
-        """Ack or Nack, sent together with others of this turn of the loop. From any thread."""
-        if self.is_over or not (done or "nack" in self.features):
+    def settle(self, message: Message, done: bool | None) -> bool:
+        """Ack, Nack or (None) Holding, sent together with others of this turn of the loop. From any thread."""
+        command, feature = SETTLEMENTS[done]
+        if self.is_over or not (done or feature in self.features):
             return False
-        self._settled.append((message, Command.ACK if done else Command.NACK))
+        self._settled.append((message, command))
         if not self._settling:
             self._settling = True
             if threading.get_ident() == self._thread_id:
@@ -536,6 +556,10 @@ class Engine:
                 except RuntimeError:  # the loop has ended
                     return False
         return True
+
+    async def flush(self) -> None:
+        """What was said of messages is with the socket when this returns."""
+        self.flush_settled()
 
     def flush_settled(self) -> None:
         self._settling = False

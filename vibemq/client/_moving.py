@@ -96,6 +96,7 @@ class Mover:
         True: all is done.
         """
         consumer = AsyncConsumer(self._engine, self._source, self._prefetch, False, False, IDLE_S, True)
+        consumer.looks_only = True  # what is not moved goes back, and did not fail
         loop = self._engine.loop
         until, silent_s = loop.time() + (math.inf if self._dry_run else SUBSCRIBED_S), 0.0
         async with consumer:

@@ -261,8 +261,17 @@ EVENTS: dict[str, tuple[str, ...]] = {
     # ---- queues ----
     "queue_lost_messages": ("queue %s: %s",),
     "queue_full": ("queue %s: it is full (max_messages %d), and refuses new messages (%s)",),
+    "queue_message_fails": (
+        "queue %s: %d deliveries of message %d failed; the queue has no limit (attempts_max), "
+        "so it is tried again after each back-off; %d such messages in all",
+    ),
+    "queue_consumer_overdue": (
+        "queue %s: a consumer said nothing of message %d for %d ms; that delivery counts as "
+        "failed, and %d others are handed on uncounted",
+    ),
     "queue_message_unreadable": (
         "queue %s: message %d cannot be read: %s",
+        "queue %s: message %d cannot be read now: %s",
         "queue %s: message %d, and those behind it that cannot be read either: %s",
         "queue %s: %s: its messages are passed over",
         "queue %s: cannot be read: %s",

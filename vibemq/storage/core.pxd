@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef extern from "base/error.h" nogil:
     ctypedef enum err:
-        OK, ERR_DISK_FULL, ERR_NO_MEMORY, ERR_CORRUPT, ERR_TRUNCATED, ERR_LIMIT, ERR_INVALID, ERR_NOT_FOUND
+        OK, ERR_IO, ERR_DISK_FULL, ERR_NO_MEMORY, ERR_CORRUPT, ERR_TRUNCATED, ERR_LIMIT, ERR_INVALID, ERR_NOT_FOUND
         ERR_NOT_CACHED, ERR_END, ERR_FULL
 
     struct fault:
@@ -145,6 +145,7 @@ cdef extern from "ledger/ledger.h" nogil:
         uint32_t magic, version
         shared_word home, base, next, departed, purge, workers, room_wanted, consumers, in_flight
         shared_word delivered, redelivered, acked, expired, dropped, dead_lettered, purged, looked, refused
+        shared_word failing, failing_offset, failing_deliveries
 
     struct ledger:
         ledger_control *control
