@@ -37,7 +37,7 @@ export VIBEMQ_CYTHON_CACHE ?= $(CURDIR)/build/translated
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc vibemq pyspark_vibemq -name '*.[ch]' -not -path 'vibemq/*.c' -o -name '*.pyx' -o -name '*.pxd')
 
-.PHONY: run run-remote test interop check san fuzz kills spark-soak remote-soak spark-versions spark-connect screenshots bench docs clean requirements
+.PHONY: run run-remote test interop check san fuzz kills damage spark-soak remote-soak spark-versions spark-connect screenshots bench docs clean requirements
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -71,6 +71,9 @@ fuzz: $(VENV)/.test $(VENV)/.built
 kills: $(VENV)/.test $(VENV)/.built
 	VIBEMQ_KILL_EACH_CALL=1 $(BIN)/python -m pytest -q tests/broker/test_transactions_kill.py
 	VIBEMQ_KILL_ROUNDS=$(SOAK_ROUNDS) $(BIN)/python -m pytest -q tests/broker/test_kill.py tests/broker/test_queue_kill.py
+
+damage: $(VENV)/.test $(VENV)/.built
+	VIBEMQ_DAMAGE=all $(BIN)/python -m pytest -q tests/server/test_damage_table.py
 
 spark-soak: $(VENV)/.test $(VENV)/.built
 	VIBEMQ_SOAK_ROUNDS=$(SOAK_ROUNDS) $(BIN)/python -m pytest -q -s tests/spark/test_spark_killed.py

@@ -170,7 +170,8 @@ class Queues(Struct, frozen=True, kw_only=True):
     auto_create: bool = True
     auto_create_needs_permission: bool = False
     max_messages: Annotated[int, Meta(ge=0, le=1_000_000_000_000)] = 0
-    attempts_max: Annotated[int, Meta(ge=1, le=1000)] = 3
+    # 0: a queue with a dead-letter queue has a limit of its own (broker/options.py), and one without drops nothing.
+    attempts_max: Annotated[int, Meta(ge=0, le=1000)] = 0
     ack_timeout_ms: Annotated[int, Meta(ge=10, le=86_400_000)] = 30_000
     backoff_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 2000
     backoff_max_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 120_000
@@ -215,6 +216,8 @@ class Remote(Struct, frozen=True, kw_only=True):
     # A store that is away for longer is not coming back by itself: publishers are told.  0: they wait for ever.
     timeout_s: Annotated[int, Meta(ge=0, le=86_400)] = 0
     segment_age_s: Annotated[int, Meta(ge=10, le=604_800)] = 600
+    # Of streams `os` and `disk`, after another broker has taken this one's place: each look for that is a request.
+    deposed_after_s: Annotated[int, Meta(ge=1, le=3600)] = 5
     tier: bool = True
     local_size_max_bytes: Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)] = 0
     local_age_max_s: Annotated[int, Meta(ge=0, le=3_153_600_000)] = 0

@@ -322,7 +322,7 @@ err file_page_version(const char *path, const void *head, size_t size, const str
     if (size < kind->check_at + sizeof check) return OK;
     memcpy(words, head, sizeof words);
     memcpy(&check, (const uint8_t *)head + kind->check_at, sizeof check);
-    if (words[0] != kind->magic || words[1] == kind->version || check != file_page_check(words[0], words[1])) return OK;
+    if (words[0] != kind->magic || words[1] <= kind->version || check != file_page_check(words[0], words[1])) return OK;
     return fault_set(f, ERR_VERSION, 0, path, 4, kind->version, words[1]);
 }
 

@@ -92,8 +92,8 @@ struct file_page_kind { uint32_t magic, version, check_at; };
 
 /* The check of the two words.  It is never 0. */
 uint32_t file_page_check(uint32_t magic, uint32_t version);
-/* ERR_VERSION: `head` has that magic, another version, and the check says that this version was written.  The size of the
- * file does not matter: a newer version may have a larger one.  OK says nothing of damage. */
+/* ERR_VERSION: `head` has that magic, a newer version, and the check says that this version was written.  The size of the
+ * file does not matter: a newer version may have a larger one.  OK says nothing of damage, nor of older versions. */
 err file_page_version(const char *path, const void *head, size_t size, const struct file_page_kind *kind, struct fault *f);
 /* Open and map such a file, no link.  ERR_VERSION; `unfit` when its magic, version or size is damaged; `*inode` may be
  * NULL. */

@@ -147,12 +147,15 @@ static void log_seeds(void)
     index_header_write(7, CHUNK_SEED, header);
     seed_write("index", "header", header, sizeof header);
     bytes_store32(snapshot, TRACKING_SNAPSHOT_MAGIC);
-    bytes_store32(snapshot + 4, TRACKING_VERSION);
+    bytes_store32(snapshot + 4, TRACKING_SNAPSHOT_VERSION);
     bytes_store32(snapshot + 16, 1);
     snapshot[20 + 16] = 1;
     snapshot[20 + 17] = 'p';
     bytes_store32(snapshot + sizeof snapshot - 4, crc32_update(0, snapshot, sizeof snapshot - 4));
     seed_write("tracking", "snapshot", snapshot, sizeof snapshot);
+    bytes_store32(snapshot + 4, 1);
+    bytes_store32(snapshot + sizeof snapshot - 4, crc32_update(0, snapshot, sizeof snapshot - 4));
+    seed_write("tracking", "snapshot-of-version-1", snapshot, sizeof snapshot);
     seed_write("tracking", "trailer", trailer, sizeof trailer);
 }
 

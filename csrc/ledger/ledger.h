@@ -68,6 +68,9 @@ struct ledger_control {
                                                 0: not known */
     /* Any worker's: messages that a full queue did not take, and whose publishers were told. */
     _Alignas(128) _Atomic uint64_t refused;
+    /* Home, of a queue without a limit of failed deliveries: how many messages failed again and again, and which of
+     * them failed most often, and how often. */
+    _Atomic uint64_t failing, failing_offset, failing_deliveries;
     _Atomic uint64_t away;                   /* home: members of a fan-out that vanished and whose copies are kept */
 };
 #define LEDGER_HEAD_CHECK_AT 124u

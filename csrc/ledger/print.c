@@ -63,7 +63,8 @@ static err print_control(struct print *p, uint64_t size)
         {"room wanted", c->room_wanted, true}, {"consumers", c->consumers, false}, {"in flight", c->in_flight, false},
         {"delivered", c->delivered, false}, {"redelivered", c->redelivered, false}, {"acked", c->acked, false},
         {"expired", c->expired, false}, {"dropped", c->dropped, false}, {"dead-lettered", c->dead_lettered, false},
-        {"purged", c->purged, false}, {"refused", c->refused, false}, {"away", c->away, false},
+        {"purged", c->purged, false}, {"refused", c->refused, false}, {"failing", c->failing, false},
+        {"away", c->away, false},
         {"looked", c->looked, false},
     };
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)

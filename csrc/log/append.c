@@ -74,12 +74,19 @@ static bool roll_wanted(const struct control *control, const struct commit *c)
 
 /* ---- deduplication ---- */
 
-static void references_look_up(const struct log *l, struct batch *b)
+/* `*unknown`: how many references have no slot in the table. */
+static err references_look_up(struct log *l, struct batch *b, uint32_t *unknown, struct fault *f)
 {
+    *unknown = 0;
     for (uint32_t i = 0; i < b->reference_count; i++) {
         struct batch_reference *r = &b->references[i];
-        if (r->first == i) r->known = tracking_find(l->tracking, r->text, r->bytes, &r->last);
+        if (r->first != i) continue;
+        err e = log_tracking_find(l, r->text, r->bytes, &r->last, f);
+        if (e && e != ERR_NOT_FOUND && e != ERR_EMPTY) return e;
+        r->known = !e;
+        *unknown += e == ERR_NOT_FOUND && !tracking_is_of_transactions(r->text, r->bytes);
     }
+    return OK;
 }
 
 static bool holds_duplicates(struct batch *b)
@@ -94,13 +101,15 @@ static bool holds_duplicates(struct batch *b)
     return false;
 }
 
-static err deduplicate(const struct log *l, struct batch *b, struct fault *f)
+static err deduplicate(struct log *l, struct batch *b, struct fault *f)
 {
+    uint32_t unknown;
     if (b->run_count == 0) return OK;
-    references_look_up(l, b);
-    if (!holds_duplicates(b)) return OK;
-    references_look_up(l, b); /* the question has moved them on */
-    return batch_drop_duplicates(b, f);
+    err e = references_look_up(l, b, &unknown, f);
+    if (!e) e = tracking_reserve(l->tracking, unknown, f);
+    if (e || !holds_duplicates(b)) return e;
+    e = references_look_up(l, b, &unknown, f); /* the question has moved them on */
+    return e ? e : batch_drop_duplicates(b, f);
 }
 
 static void remember(struct log *l, const struct batch *b, uint64_t first_offset)
@@ -112,7 +121,8 @@ static void remember(struct log *l, const struct batch *b, uint64_t first_offset
         for (; chunk < run->chunk; chunk++) chunk_id += b->chunks[chunk].records;
         const struct batch_reference *r = &b->references[run->reference];
         /* After deduplication every run ascends. */
-        tracking_raise(l->tracking, r->text, r->bytes, b->ids[run->first_id + run->entries - 1], chunk_id);
+        err e = tracking_raise(l->tracking, r->text, r->bytes, b->ids[run->first_id + run->entries - 1], chunk_id);
+        CHECK(e == OK); /* there is room, see deduplicate */
     }
 }
 

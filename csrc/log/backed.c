@@ -127,7 +127,11 @@ static bool is_kept_apart(const struct recovery *rc)
  * took what lay between, and as in any log that is its end, or with durability `os` a gap. */
 static err drop_what_is_apart(struct recovery *rc, struct fault *f)
 {
-    if (rc->list.count == 0 || rc->durable.segment >= rc->list.first[0]) return OK;
+    if (rc->list.count == 0) return OK;
+    bool is_durable = rc->durable.segment >= rc->list.first[0];
+    if ((is_durable || is_kept_apart(rc)) && !meets(rc, rc->stored_to, rc->list.first[0]))
+        recovery_gap(rc, rc->stored_to, rc->list.first[0]);
+    if (is_durable) return OK;
     return (is_kept_apart(rc) && rc->list.bytes[0] > SEGMENT_HEADER_BYTES) || meets(rc, rc->stored_to, rc->list.first[0]) ? OK : recovery_drop(rc, 0, f);
 }
 
@@ -224,8 +228,7 @@ err backed_tracking(const struct recovery *rc, struct tracking *t, struct fault 
     err e = OK;
     if (!rc->stored_to || tracking_snapshot_read(rc->directory, rc->stored_to, t, NULL) == OK) return OK;
     /* It was durable before the stub: only a damaged disk brings us here.  What is still here says some of it. */
-    memset(t, 0, sizeof *t);
-    tracking_init(t);
+    tracking_clear(t);
     for (uint32_t i = 0; i < rc->piece_count && !e; i++) {
         struct file_path path = file_path_numbered(rc->directory, rc->pieces[i].first, SEGMENT_SUFFIX);
         struct stat st;

@@ -204,42 +204,57 @@ static err dump_index(struct dump *d, int fd, uint64_t size, const uint8_t *head
     return OK;
 }
 
-static void dump_table(struct dump *d, const struct tracking *t)
+static void dump_table(struct dump *d, struct tracking *t)
 {
     char name[4 * TRACKING_REFERENCE_BYTES_MAX + 1];
-    uint64_t count = 0;
-    for (uint32_t i = 0; i < TRACKING_SLOTS && !enough(d, count); i++) {
-        if (atomic_load_explicit(&t->hash[i], memory_order_relaxed) == 0) continue;
-        say(d, "publisher \"%.600s\" up to id %" PRIu64 ", last seen in chunk %" PRIu64,
-            printable(t->text[i], t->bytes[i], name), t->sequence[i], t->chunk[i]);
-        count++;
+    const struct tracking_slot *s;
+    uint32_t at = 0;
+    for (uint64_t count = 0; !enough(d, count) && (s = tracking_next(t, &at)) != NULL; count++) {
+        if (s->chunk == TRACKING_NEVER) say(d, "publisher \"%.600s\", declared and never published", printable(s->text, s->bytes, name));
+        else say(d, "publisher \"%.600s\" up to id %" PRIu64 ", last seen in chunk %" PRIu64,
+                 printable(s->text, s->bytes, name), s->sequence, s->chunk);
     }
+}
+
+/* Put the bytes of a mapped table in the place of an empty one. */
+static err table_load(struct dump *d, const uint8_t *data, uint64_t size, struct tracking *t)
+{
+    struct tracking_table *table;
+    memcpy(t->table, data, TRACKING_HEADER_BYTES);
+    if (t->table->version != TRACKING_VERSION || t->table->capacity > TRACKING_SLOTS || size < tracking_bytes(t->table->capacity)) return ERR_CORRUPT;
+    table = realloc(t->table, tracking_bytes(t->table->capacity));
+    if (!table) return fault_set(d->f, ERR_NO_MEMORY, 0, d->path, 0, size, 0);
+    t->table = table;
+    memcpy(t->table, data, tracking_bytes(t->table->capacity));
+    return tracking_is_whole(t) ? OK : ERR_CORRUPT;
 }
 
 static err dump_tracking(struct dump *d, int fd, uint64_t size, bool snapshot)
 {
-    uint64_t size_max = snapshot ? TRACKING_SNAPSHOT_BYTES_MAX : sizeof(struct tracking);
-    if (size > size_max || (!snapshot && size != size_max)) {
-        say(d, "DAMAGED: %" PRIu64 " bytes, should be %s%" PRIu64, size, snapshot ? "at most " : "", size_max);
+    uint64_t size_max = snapshot ? TRACKING_SNAPSHOT_BYTES_MAX : tracking_bytes(TRACKING_SLOTS);
+    uint64_t size_min = snapshot ? 0 : TRACKING_HEADER_BYTES;
+    if (size > size_max || size < size_min) {
+        say(d, "DAMAGED: %" PRIu64 " bytes, should be %" PRIu64 " to %" PRIu64, size, size_min, size_max);
         return fault_set(d->f, ERR_CORRUPT, 0, d->path, 0, size_max, size);
     }
-    struct tracking *t = calloc(1, sizeof *t);
-    uint8_t *data = malloc(size);
-    err e = t && data ? file_read_exact(fd, d->path, data, size, 0, d->f)
-                      : fault_set(d->f, ERR_NO_MEMORY, 0, d->path, 0, size, 0);
+    struct tracking *t;
+    err e = tracking_new(&t, d->f);
+    if (e) return e;
+    uint8_t *data = malloc(size + 1);
+    e = data ? file_read_exact(fd, d->path, data, size, 0, d->f) : fault_set(d->f, ERR_NO_MEMORY, 0, d->path, 0, size, 0);
     uint64_t segment = 0;
     if (!e && snapshot) {
         e = tracking_snapshot_decode(d->path, data, size, &segment, t, d->f);
         if (e && e != ERR_VERSION) say(d, "DAMAGED snapshot");
         else if (!e) say(d, "tracking snapshot: as segment %" PRIu64 " began", segment);
     } else if (!e) {
-        memcpy(t, data, sizeof *t);
-        say(d, "tracking table");
+        e = table_load(d, data, size, t);
+        say(d, e == ERR_CORRUPT ? "tracking table, DAMAGED or of version 1" : "tracking table");
     }
     if (!e) dump_table(d, t);
     else if (e == ERR_CORRUPT || e == ERR_TRUNCATED) e = fault_set(d->f, ERR_CORRUPT, 0, d->path, 0, 0, size);
     free(data);
-    free(t);
+    tracking_free(t);
     return e;
 }
 

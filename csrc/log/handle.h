@@ -24,6 +24,8 @@ struct log {
     struct segment_list list;      /* see log_list */
     uint64_t list_generation, list_segment;
     bool list_known;
+    bool tracking_checked;         /* this process has seen that the table's checks fit, since it mapped it */
+    bool tracking_rebuilt;         /* and built it anew since log_tracking_rebuilt was asked */
     char directory[]; /* as long as it is: a broker holds thousands of these */
 };
 
@@ -33,8 +35,10 @@ err log_options_check(const struct log_options *o, struct log_options *out, stru
 err log_files_create(const char *directory, uint64_t first_offset, bool sync, struct fault *f);
 
 /* Take the control mutex; whoever inherits it from a dead owner makes the tracking
- * table consistent first.  Thread-safe.  ERR_LOCK, or why the repair failed. */
+ * table consistent first, and whoever takes it for the first time sees that the table is whole.  Thread-safe.  ERR_LOCK, or why the repair failed. */
 err log_lock(struct log *l, struct fault *f);
+/* With it held: tracking_find, which builds a damaged table anew first. */
+err log_tracking_find(struct log *l, const char *reference, uint32_t bytes, uint64_t *sequence, struct fault *f);
 void log_unlock(struct log *l);
 
 /* With the mutex held: have the active segment's files open. */

@@ -76,6 +76,34 @@ bool recovery_fits(struct log *l, struct fault *f)
     return !is_short(&path, 0, f);
 }
 
+void recovery_name_gaps(const char *directory, struct recovery_report *out)
+{
+    struct recovery rc = {.directory = directory, .report = out};
+    if (segment_list_read(directory, &rc.list, NULL)) return;
+    for (uint32_t i = 0; i + 1 < rc.list.count; i++) {
+        struct index_record last;
+        uint32_t seed;
+        uint64_t next = rc.list.first[i + 1];
+        if (!rc.list.cold[i] && index_whole(directory, rc.list.first[i], rc.list.bytes[i], next, &seed, &last) &&
+            last.chunk_id + last.records < next && !recovery_suspect_from(&rc, i))
+            recovery_gap(&rc, last.chunk_id + last.records, next);
+    }
+    segment_list_free(&rc.list);
+}
+
+bool recovery_of_this_boot(const char *directory)
+{
+    _Alignas(struct control) uint8_t page[CONTROL_BYTES];
+    const struct control *c = (const struct control *)page;
+    uint8_t boot_id[sizeof c->boot_id];
+    struct stat st;
+    size_t got;
+    struct file_path path = file_path_name(directory, "control");
+    if (file_read_head(path.text, page, sizeof page, &got, NULL) || file_stat_of(path.text, &st, NULL)) return false;
+    return got == sizeof page && sys->boot_id(boot_id) == 0 && c->inode == (uint64_t)st.st_ino &&
+           memcmp(c->boot_id, boot_id, sizeof boot_id) == 0;
+}
+
 /* For a chunk whose header alone is looked at; its index record is compared, too. */
 #define HEADER_COST_BYTES 1024u
 

@@ -116,7 +116,7 @@ void log_close(struct log *l)
     if (!l) return;
     log_rest(l);
     segment_list_free(&l->list);
-    tracking_unmap(l->tracking);
+    tracking_free(l->tracking);
     control_unmap(l->control);
     free(l);
 }
@@ -204,14 +204,60 @@ uint32_t log_chunk_messages(const struct log *l)
 
 /* ---- the lock ---- */
 
+/* Fill an empty table from the newest snapshot that is whole and the trailers behind it. */
+static err tracking_from_log(struct log *l, const struct segment_list *list, const struct commit *c, struct tracking *t,
+                             struct fault *f)
+{
+    uint32_t from = list->count;
+    bool found = false;
+    err e = OK;
+    while (from > 0 && !found) {
+        found = tracking_snapshot_read(l->directory, list->first[--from], t, NULL) == OK;
+        if (!found) tracking_clear(t);
+    }
+    for (uint32_t i = from; i < list->count && !e; i++) {
+        uint64_t limit = list->first[i] == c->segment ? c->position : list->bytes[i];
+        e = scan_tracking(l->directory, list->first[i], SEGMENT_HEADER_BYTES, limit, true, t, f);
+        if (e == ERR_CORRUPT || (e == ERR_NOT_FOUND && list->first[i] != c->segment)) e = OK; /* retention is at work */
+    }
+    return e;
+}
+
+/* Build the table anew in its place, where a check does not fit. */
+static err tracking_rebuild(struct log *l, struct fault *f)
+{
+    struct segment_list list = {0};
+    struct tracking *built;
+    struct commit c;
+    control_committed(l->control, &c);
+    err e = tracking_new(&built, f);
+    if (e) return e;
+    e = segment_list_read(l->directory, &list, f);
+    if (!e) {
+        segment_list_keep(&list, atomic_load_explicit(&l->control->first_offset, memory_order_acquire), c.segment);
+        e = tracking_from_log(l, &list, &c, built, f);
+    }
+    if (!e) e = tracking_replace(l->tracking, built, f);
+    segment_list_free(&list);
+    tracking_free(built);
+    if (!e) l->tracking_rebuilt = true;
+    return e;
+}
+
 /* The dead owner may have committed a batch and not yet noted its publishing ids: note
  * them (again).  All else is consistent by construction. */
-static err log_repair(struct log *l, struct fault *f)
+static err log_repair(struct log *l, bool inherited, struct fault *f)
 {
     struct commit c;
     control_committed(l->control, &c);
+    if (inherited) tracking_inherit(l->tracking);
+    if (!tracking_is_whole(l->tracking)) {
+        err e = tracking_rebuild(l, f);
+        if (e) return e;
+    }
+    l->tracking_checked = true;
     /* Damage in the file is the reader's to report; the table is as good as it can be. */
-    return scan_tracking(l->directory, c.segment, c.batch_position, c.position, false, l->tracking, f);
+    return inherited ? scan_tracking(l->directory, c.segment, c.batch_position, c.position, false, l->tracking, f) : OK;
 }
 
 err log_lock(struct log *l, struct fault *f)
@@ -221,8 +267,9 @@ err log_lock(struct log *l, struct fault *f)
     if (taken == MUTEX_FAILED) return fault_set(f, ERR_LOCK, errno, l->directory, 0, 0, 0);
     /* Kept in the page until a repair succeeds: whoever cannot do it now leaves it to the next. */
     if (taken == MUTEX_INHERITED) atomic_store_explicit(&c->repair_wanted, 1, memory_order_relaxed);
-    if (atomic_load_explicit(&c->repair_wanted, memory_order_relaxed)) {
-        err e = log_repair(l, f);
+    bool inherited = atomic_load_explicit(&c->repair_wanted, memory_order_relaxed) != 0;
+    if (l->tracking && (inherited || !l->tracking_checked)) {
+        err e = log_repair(l, inherited, f);
         if (e) {
             mutex_unlock(&c->mutex);
             return e;
@@ -235,6 +282,14 @@ err log_lock(struct log *l, struct fault *f)
 
 void log_unlock(struct log *l) { mutex_unlock(&l->control->mutex); }
 
+err log_tracking_find(struct log *l, const char *reference, uint32_t bytes, uint64_t *sequence, struct fault *f)
+{
+    err e = tracking_find(l->tracking, reference, bytes, sequence);
+    if (e != ERR_CORRUPT) return e;
+    e = tracking_rebuild(l, f);
+    return e ? e : tracking_find(l->tracking, reference, bytes, sequence);
+}
+
 /* ---- questions ---- */
 
 err log_publisher_sequence(struct log *l, const char *reference, uint32_t bytes, uint64_t *out, struct fault *f)
@@ -244,24 +299,53 @@ err log_publisher_sequence(struct log *l, const char *reference, uint32_t bytes,
         return fault_set(f, ERR_NOT_FOUND, 0, "publisher reference", 0, TRACKING_REFERENCE_BYTES_MAX, bytes);
     err e = log_lock(l, f);
     if (e) return e;
-    bool found = tracking_find(l->tracking, reference, bytes, out);
+    e = log_tracking_find(l, reference, bytes, out, f);
     log_unlock(l);
-    return found ? OK : fault_set(f, ERR_NOT_FOUND, 0, "publisher reference", 0, 0, 0);
+    return e == ERR_NOT_FOUND || e == ERR_EMPTY ? fault_set(f, ERR_NOT_FOUND, 0, "publisher reference", 0, 0, 0) : e;
+}
+
+err log_publisher_declare(struct log *l, struct doorbell_board *board, uint32_t seat, const char *reference, uint32_t bytes,
+                          bool *evicted, struct fault *f)
+{
+    *evicted = false;
+    if (bytes == 0 || bytes > TRACKING_REFERENCE_BYTES_MAX)
+        return fault_set(f, ERR_INVALID, 0, "publisher reference", 0, TRACKING_REFERENCE_BYTES_MAX, bytes);
+    err e = log_lock(l, f);
+    if (e) return e;
+    e = tracking_pin(l->tracking, board, seat, reference, bytes, evicted, f);
+    log_unlock(l);
+    return e;
+}
+
+err log_publisher_release(struct log *l, uint32_t seat, const char *reference, uint32_t bytes, struct fault *f)
+{
+    err e = log_lock(l, f);
+    if (e) return e;
+    tracking_unpin(l->tracking, seat, reference, bytes);
+    log_unlock(l);
+    return OK;
+}
+
+bool log_tracking_rebuilt(struct log *l)
+{
+    bool rebuilt = l->tracking_rebuilt;
+    l->tracking_rebuilt = false;
+    return rebuilt;
 }
 
 err log_publishers(struct log *l, struct log_publisher *out, uint32_t *count, struct fault *f)
 {
-    _Static_assert(LOG_PUBLISHERS_MAX == TRACKING_REFERENCES_MAX, "room for every reference");
-    const struct tracking *t = l->tracking;
+    _Static_assert(LOG_PUBLISHERS_MAX == TRACKING_SLOTS, "room for every reference");
+    const struct tracking_slot *s;
     *count = 0;
     err e = log_lock(l, f);
     if (e) return e;
-    for (uint32_t i = 0; i < TRACKING_SLOTS && *count < LOG_PUBLISHERS_MAX; i++) {
-        if (atomic_load(&t->hash[i]) == 0) continue;
+    for (uint32_t at = 0; (s = tracking_next(l->tracking, &at)) != NULL;) {
+        if (s->chunk == TRACKING_NEVER) continue;
         struct log_publisher *p = &out[(*count)++];
-        p->sequence = t->sequence[i];
-        p->bytes = t->bytes[i];
-        memcpy(p->reference, t->text[i], t->bytes[i]);
+        p->sequence = s->sequence;
+        p->bytes = s->bytes;
+        memcpy(p->reference, s->text, s->bytes);
     }
     log_unlock(l);
     return OK;

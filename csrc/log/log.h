@@ -74,7 +74,17 @@ err log_append(struct log *l, struct batch *b, struct log_appended *out, struct 
 /* Highest publishing id accepted from a reference; ERR_NOT_FOUND when unknown. */
 err log_publisher_sequence(struct log *l, const char *reference, uint32_t bytes, uint64_t *out, struct fault *f);
 
-#define LOG_PUBLISHERS_MAX 255u /* TRACKING_REFERENCES_MAX */
+/* Keep a reference in the table of publishing ids while the worker on `seat` has a publisher of that name; a worker
+ * that is killed keeps none.  `*evicted`: the reference that published longest ago, of no connected publisher, made
+ * room.  ERR_LIMIT: as many as may be are those of connected publishers; ERR_DISK_FULL, ERR_IO, ERR_LOCK. */
+struct doorbell_board;
+err log_publisher_declare(struct log *l, struct doorbell_board *board, uint32_t seat, const char *reference, uint32_t bytes,
+                          bool *evicted, struct fault *f);
+err log_publisher_release(struct log *l, uint32_t seat, const char *reference, uint32_t bytes, struct fault *f);
+/* Was the table damaged, and built anew from the log through this handle, since the last time this was asked? */
+bool log_tracking_rebuilt(struct log *l);
+
+#define LOG_PUBLISHERS_MAX 10001u /* TRACKING_SLOTS */
 struct log_publisher { uint64_t sequence; uint8_t bytes; char reference[256]; };
 /* All of them, in no order; `out` has room for LOG_PUBLISHERS_MAX. */
 err log_publishers(struct log *l, struct log_publisher *out, uint32_t *count, struct fault *f);

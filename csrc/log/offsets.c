@@ -14,6 +14,7 @@
 #include "../base/bytes.h"
 #include "../base/crc32.h"
 #include "../base/file.h"
+#include "../base/grow.h"
 
 #define KIND_OFFSET 1u
 #define REFERENCE_AT 24u
@@ -27,7 +28,9 @@ struct offsets {
     bool known;              /* what follows is what the file says */
     uint64_t generation;
     uint32_t count, damaged; /* places in the file, and how many of them hold nothing sound */
-    uint32_t hash[OFFSETS_REFERENCES_MAX]; /* 0: the place is free */
+    uint32_t *hash;          /* of each place's reference; 0: the place is free */
+    int64_t *written_ms;     /* of each place, when this handle last saw it: the record may be younger */
+    size_t hash_capacity, written_capacity;
     char path[];
 };
 
@@ -71,7 +74,8 @@ err offsets_header_read(const char *path, const uint8_t data[OFFSETS_HEADER_BYTE
                         struct fault *f)
 {
     const uint32_t bytes = OFFSETS_HEADER_BYTES;
-    err e = file_header_check(path, data, bytes, bytes, OFFSETS_MAGIC, OFFSETS_VERSION, f);
+    err e = file_header_check(path, data, bytes, bytes, OFFSETS_MAGIC, OFFSETS_VERSION_OLDEST, NULL);
+    if (e) e = file_header_check(path, data, bytes, bytes, OFFSETS_MAGIC, OFFSETS_VERSION, f);
     if (!e) *generation = bytes_load64(data + 8);
     return e;
 }
@@ -102,6 +106,8 @@ void offsets_close(struct offsets *o)
 {
     if (!o) return;
     file_close(&o->fd);
+    free(o->hash);
+    free(o->written_ms);
     free(o);
 }
 
@@ -123,33 +129,60 @@ static err header_store(struct offsets *o, uint64_t generation, uint32_t places,
 /* Goes over all records, reading many at once. */
 struct scan {
     const struct offsets *of;
-    uint32_t place, end;             /* of the record, and behind the last that was read */
+    uint32_t place, begin, end;      /* of the record; those that were read */
     err state;                       /* of the record: OK, ERR_EMPTY, ERR_CORRUPT */
     err failed;                      /* why there are no more; OK: those were all */
     struct offsets_record record;
     uint8_t data[SCAN_RECORDS * OFFSETS_RECORD_BYTES];
 };
 
-static void scan_begin(struct scan *at, const struct offsets *of)
+static void scan_begin(struct scan *at, const struct offsets *of, uint32_t place)
 {
     at->of = of;
-    at->place = UINT32_MAX;
-    at->end = 0;
+    at->place = place - 1;
+    at->begin = at->end = place;
     at->failed = OK;
 }
 
 static bool scan_next(struct scan *at, struct fault *f)
 {
-    uint32_t i = ++at->place % SCAN_RECORDS;
-    if (i == 0 && at->place < OFFSETS_REFERENCES_MAX) {
+    at->place++;
+    if (at->place == at->end && at->place < OFFSETS_REFERENCES_MAX) {
         size_t got;
-        uint64_t position = record_position(at->place);
-        at->failed = file_read(at->of->fd, at->of->path, at->data, sizeof at->data, position, &got, f);
+        at->begin = at->place;
+        at->failed = file_read(at->of->fd, at->of->path, at->data, sizeof at->data, record_position(at->place), &got, f);
         at->end = at->place + (uint32_t)(got / OFFSETS_RECORD_BYTES);
+        if (at->end > OFFSETS_REFERENCES_MAX) at->end = OFFSETS_REFERENCES_MAX;
     }
     if (at->failed || at->place == at->end) return false;
-    at->state = offsets_record_read(at->data + i * OFFSETS_RECORD_BYTES, &at->record);
+    at->state = offsets_record_read(at->data + (at->place - at->begin) * OFFSETS_RECORD_BYTES, &at->record);
     return true;
+}
+
+/* Room to remember one place more. */
+static err place_add(struct offsets *o, struct fault *f)
+{
+    err e = grow(&o->hash, &o->hash_capacity, o->count + 1u, sizeof *o->hash, "stored offsets", f);
+    if (!e) e = grow(&o->written_ms, &o->written_capacity, o->count + 1u, sizeof *o->written_ms, "stored offsets", f);
+    if (!e) o->hash[o->count++] = 0;
+    return e;
+}
+
+/* Remember the places from `count` on. */
+static err look_further(struct offsets *o, struct fault *f)
+{
+    struct scan at;
+    err e = OK;
+    for (scan_begin(&at, o, o->count); !e && scan_next(&at, f);) {
+        e = place_add(o, f);
+        if (e) break;
+        if (at.state == OK) o->hash[at.place] = reference_hash(at.record.reference, at.record.bytes);
+        o->written_ms[at.place] = at.state == OK ? at.record.written_ms : 0;
+        o->damaged += at.state == ERR_CORRUPT;
+    }
+    if (!e) e = at.failed;
+    o->known = !e;
+    return e;
 }
 
 /* With the lock held: know what the file holds now. */
@@ -162,7 +195,11 @@ static err look(struct offsets *o, struct fault *f)
     if (e) return e;
     e = offsets_header_read(o->path, header, &generation, f);
     if (e == ERR_VERSION) return e;
-    if (!e && o->known && generation == o->generation) return OK;
+    if (!e && o->known && generation == o->generation) {
+        uint64_t size;
+        e = file_size(o->fd, o->path, &size, f);
+        return e || size < record_position(o->count + 1) ? e : look_further(o, f);
+    }
     o->known = false;
     if (e) { /* new, or its header is damaged: a number that nobody remembers */
         e = file_random(&generation, sizeof generation, f);
@@ -173,15 +210,9 @@ static err look(struct offsets *o, struct fault *f)
     uint32_t places = knows_places ? bytes_load32(header + PLACES_AT) : 0;
     o->generation = generation;
     o->count = o->damaged = 0;
-    memset(o->hash, 0, sizeof o->hash);
-    struct scan at;
-    for (scan_begin(&at, o); scan_next(&at, f); o->count = at.place + 1) {
-        if (at.state == OK) o->hash[at.place] = reference_hash(at.record.reference, at.record.bytes);
-        o->damaged += at.state == ERR_CORRUPT;
-    }
-    o->known = !at.failed;
-    if (!at.failed && places > o->count && places <= OFFSETS_REFERENCES_MAX) o->damaged += places - o->count;
-    return at.failed;
+    e = look_further(o, f);
+    if (!e && places > o->count && places <= OFFSETS_REFERENCES_MAX) o->damaged += places - o->count;
+    return e;
 }
 
 static err lock(struct offsets *o, bool create, struct fault *f)
@@ -229,8 +260,27 @@ static err find(struct offsets *o, const char *reference, uint32_t bytes, uint32
         if (*place != NOWHERE && r.written_ms < found->written_ms) continue;
         *place = i;
         *found = r;
+        o->written_ms[i] = r.written_ms;
     }
     return OK;
+}
+
+/* The place of the reference stored longest ago.  A handle's memory of that is no younger than the record, so the oldest
+ * one that is still as it is remembered is the oldest of all. */
+static err find_oldest(struct offsets *o, uint32_t *place, struct fault *f)
+{
+    for (;;) {
+        uint8_t data[OFFSETS_RECORD_BYTES];
+        struct offsets_record r;
+        uint32_t oldest = 0;
+        for (uint32_t i = 1; i < o->count; i++)
+            if (o->written_ms[i] < o->written_ms[oldest]) oldest = i;
+        *place = oldest;
+        err e = file_read_exact(o->fd, o->path, data, sizeof data, record_position(oldest), f);
+        if (e) return e;
+        if (offsets_record_read(data, &r) || r.written_ms <= o->written_ms[oldest]) return OK;
+        o->written_ms[oldest] = r.written_ms;
+    }
 }
 
 /* A place for a new reference: a free one, else the end, else the one stored longest ago. */
@@ -239,18 +289,12 @@ static err make_room(struct offsets *o, uint32_t *place, bool *evicted, struct f
     uint32_t i = 0;
     while (i < o->count && o->hash[i]) i++;
     if (i == OFFSETS_REFERENCES_MAX) {
-        struct scan at;
-        int64_t oldest_ms = INT64_MAX;
-        i = 0;
-        for (scan_begin(&at, o); scan_next(&at, f);) {
-            if (at.state || at.record.written_ms >= oldest_ms) continue;
-            oldest_ms = at.record.written_ms;
-            i = at.place;
-        }
-        if (at.failed) return at.failed;
+        err e = find_oldest(o, &i, f);
+        if (e) return e;
         *evicted = true;
     }
     *place = i;
+    if (i == o->count) return place_add(o, f); /* no handle remembers anything there */
     /* Before the record: a handle that remembers the place under another name looks again. */
     return header_store(o, o->generation + 1, o->count, f);
 }
@@ -265,7 +309,7 @@ err offsets_store(struct offsets *o, const char *reference, uint32_t bytes, uint
     if (e) return e;
     struct offsets_record r;
     uint8_t data[OFFSETS_RECORD_BYTES];
-    uint32_t place;
+    uint32_t place, had = o->count;
     int64_t now_ms = sys->now_ms();
     e = find(o, reference, bytes, &place, &r, f);
     if (!e && place != NOWHERE && r.written_ms > now_ms) now_ms = r.written_ms; /* the clock was set back */
@@ -278,11 +322,10 @@ err offsets_store(struct offsets *o, const char *reference, uint32_t bytes, uint
     }
     if (!e) {
         o->hash[place] = reference_hash(reference, bytes);
-        bool is_new_place = place >= o->count;
-        if (is_new_place) o->count = place + 1;
+        o->written_ms[place] = now_ms;
         /* After the record: a process that is killed before has lost nothing that a warning should speak of.  The offset
          * is stored; without this number only a cut of the file stays unnoticed. */
-        if (is_new_place) header_store(o, o->generation, o->count, NULL);
+        if (o->count > had) header_store(o, o->generation, o->count, NULL);
     }
     return unlock(o, e);
 }
@@ -308,7 +351,7 @@ err offsets_each(struct offsets *o, void (*each)(void *context, const struct off
     struct scan at;
     err e = lock(o, false, f);
     if (e) return e == ERR_NOT_FOUND ? OK : e;
-    for (scan_begin(&at, o); scan_next(&at, f);)
+    for (scan_begin(&at, o, 0); scan_next(&at, f);)
         if (at.state == OK) each(context, &at.record);
     return unlock(o, at.failed);
 }

@@ -9,7 +9,8 @@
  *
  * Every operation holds the kernel's lock on the file (flock), which a killed process gives back, so there is nothing
  * to repair and the file means the same in every boot.  What a handle remembers of the file is where each reference
- * stands; the header's generation, raised before a record changes hands, says when that is out of date.
+ * stands; the header's generation, raised before a record changes hands, says when that is out of date.  Records that
+ * others have added at the end are read when the file has grown.
  *
  * Invariant: of records with the same reference the one written last counts.
  */
@@ -21,10 +22,11 @@
 #include "../base/error.h"
 
 #define OFFSETS_MAGIC 0x564D514Fu /* "VMQO" */
-#define OFFSETS_VERSION 1u
+#define OFFSETS_VERSION 2u
+#define OFFSETS_VERSION_OLDEST 1u /* has at most 1,024 references; becomes ours with a new one */
 #define OFFSETS_HEADER_BYTES 20u
 #define OFFSETS_RECORD_BYTES 512u /* a sector: written whole or not at all */
-#define OFFSETS_REFERENCES_MAX 1024u /* of a stream; the one stored longest ago makes room */
+#define OFFSETS_REFERENCES_MAX 10000u /* of a stream: a file of 5 MB; the one stored longest ago makes room */
 #define OFFSETS_REFERENCE_BYTES_MAX 255u
 
 struct offsets_record {

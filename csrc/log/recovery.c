@@ -139,6 +139,12 @@ static void report_skip(struct recovery *rc, const struct walk *from, const stru
     put_path(skip->path, &path);
 }
 
+void recovery_gap(struct recovery *rc, uint64_t from, uint64_t to)
+{
+    const struct walk before = {.segment = from, .next_offset = from}, after = {.next_offset = to};
+    if (from < to) report_skip(rc, &before, &after);
+}
+
 /* Step over damaged chunks to the next right one, which begins where the last of them ends, with the offset behind its
  * messages; or to the next segment's beginning.  A chunk that lies anywhere else may be of an append that was killed
  * before it was committed.  `*stepped` false: nothing fits, and the walk is where it was. */
@@ -365,6 +371,7 @@ static err goes_on(struct recovery *rc, uint32_t i, uint64_t next_offset, bool *
         bool holds_chunks = rc->list.bytes[i + 1] > SEGMENT_HEADER_BYTES;
         bool may_be_apart = (rc->keeps_behind && holds_chunks) || recovery_suspect_from(rc, i);
         if (next == next_offset || (next > next_offset && may_be_apart)) {
+            if (!recovery_suspect_from(rc, i)) recovery_gap(rc, next_offset, next);
             *yes = true;
             return OK;
         }
@@ -428,11 +435,15 @@ static err tend_older(struct recovery *rc, uint32_t i, struct fault *f)
     uint64_t next = rc->list.first[i + 1];
     struct index_record last;
     uint32_t seed;
-    if (!suspect && index_whole(rc->directory, rc->list.first[i], rc->list.bytes[i], next, &seed, &last)) return OK;
+    if (!suspect && index_whole(rc->directory, rc->list.first[i], rc->list.bytes[i], next, &seed, &last)) {
+        recovery_gap(rc, last.chunk_id + last.records, next);
+        return OK;
+    }
     struct walk w = {.segment = rc->list.first[i], .id_limit = next,
                      .verify_from = suspect ? suspect : rc->list.bytes[i]};
     err e = recovery_walk(rc, &w, f);
     if (e) return e == ERR_CORRUPT ? OK : e; /* nothing can be told from it; readers step over it */
+    if (!suspect && !w.damaged) recovery_gap(rc, w.next_offset, next);
     e = recovery_keep(rc, &w, f);
     free(w.index);
     if (!e) rc->list.bytes[i] = w.position;
@@ -484,6 +495,7 @@ static err begin_anew_if_lost(struct recovery *rc, uint64_t first_seen, struct f
         if (rc->commit.segment == rc->list.first[last] && rc->commit.next_offset >= least) return OK;
     }
     if (rc->commit.next_offset > least) least = rc->commit.next_offset;
+    recovery_gap(rc, rc->commit.next_offset > rc->stored_to ? rc->commit.next_offset : rc->stored_to, least);
     rc->changed = true;
     err e = log_files_create(rc->directory, least, true, f);
     rc->commit.segment = rc->commit.next_offset = least;
@@ -492,45 +504,27 @@ static err begin_anew_if_lost(struct recovery *rc, uint64_t first_seen, struct f
     return e;
 }
 
-/* Of a table without a reference, as most are, only the hashes say anything: a free slot may hold what it did. */
-static bool table_is(const char *path, const struct tracking *t)
-{
-    uint8_t head[offsetof(struct tracking, sequence)];
-    struct stat st;
-    size_t got;
-    bool empty = true;
-    for (unsigned i = 0; i < TRACKING_SLOTS && empty; i++) empty = t->hash[i] == 0;
-    if (!empty) return file_is(path, t, sizeof *t);
-    return file_stat_of(path, &st, NULL) == OK && st.st_size == sizeof *t &&
-           file_read_head(path, head, sizeof head, &got, NULL) == OK && got == sizeof head &&
-           memcmp(head, t, sizeof head) == 0;
-}
-
 static err rebuild_table(struct recovery *rc, struct fault *f)
 {
-    struct tracking *t = calloc(1, sizeof *t);
-    if (!t) return fault_set(f, ERR_NO_MEMORY, 0, "tracking", 0, sizeof *t, 0);
+    struct tracking *t;
+    err e = tracking_new(&t, f);
+    if (e) return e;
     /* From the newest snapshot on; without any, from the beginning. */
     uint32_t from = rc->list.count;
-    err e = OK;
     bool found = false;
     while (from > 0 && !found) {
-        memset(t, 0, sizeof *t);
         found = tracking_snapshot_read(rc->directory, rc->list.first[--from], t, NULL) == OK;
+        if (!found) tracking_clear(t);
     }
-    if (!found) {
-        memset(t, 0, sizeof *t);
-        e = backed_tracking(rc, t, f);
-    }
-    tracking_init(t);
+    if (!found) e = backed_tracking(rc, t, f);
     for (uint32_t i = from; i < rc->list.count && !e; i++) {
         e = scan_tracking(rc->directory, rc->list.first[i], SEGMENT_HEADER_BYTES, rc->list.bytes[i], true, t, f);
         if (e == ERR_CORRUPT) e = OK; /* both headers are gone */
     }
     /* Never synced: whatever a power cut leaves of it, the next recovery builds it again. */
     struct file_path path = file_path_name(rc->directory, "tracking");
-    if (!e && !table_is(path.text, t)) e = tracking_store(t, rc->directory, false, f);
-    free(t);
+    if (!e && !file_is(path.text, t->table, tracking_bytes(t->table->capacity))) e = tracking_store(t, rc->directory, false, f);
+    tracking_free(t);
     return e;
 }
 
@@ -626,20 +620,6 @@ static err recover(struct recovery *rc, const struct log_options *options, struc
     return e || !sync ? e : file_sync_directory(rc->directory, f);
 }
 
-/* Was the log written in this boot, and here?  Then a page or table that cannot be used is damaged. */
-static bool is_of_this_boot(const char *directory)
-{
-    _Alignas(struct control) uint8_t page[CONTROL_BYTES];
-    const struct control *c = (const struct control *)page;
-    uint8_t boot_id[sizeof c->boot_id];
-    struct stat st;
-    size_t got;
-    struct file_path path = file_path_name(directory, "control");
-    if (file_read_head(path.text, page, sizeof page, &got, NULL) || file_stat_of(path.text, &st, NULL)) return false;
-    return got == sizeof page && sys->boot_id(boot_id) == 0 && c->inode == (uint64_t)st.st_ino &&
-           memcmp(c->boot_id, boot_id, sizeof boot_id) == 0;
-}
-
 err recovery_run(const char *directory, const struct log_options *options, struct recovery_once *once,
                  struct recovery_report *out, struct fault *f)
 {
@@ -655,10 +635,11 @@ err recovery_run(const char *directory, const struct log_options *options, struc
         if (!fits) memcpy(out->unfit, misfit.where, sizeof out->unfit);
         if (fits) e = control_reset(log_control(l), directory, f);
         if (fits && !e) e = log_set_limits(l, options, f);
+        if (fits && !e) recovery_name_gaps(directory, out);
         log_close(l);
         if (fits || e) return e;
     } else if (e != ERR_STALE) return fault_set(f, e, opened.sys_errno, opened.where, opened.position, opened.needed, opened.had);
-    else if (is_of_this_boot(directory)) memcpy(out->unfit, opened.where, sizeof out->unfit);
+    else if (recovery_of_this_boot(directory)) memcpy(out->unfit, opened.where, sizeof out->unfit);
 
     out->ran = true;
     struct recovery rc = {.directory = directory, .report = out, .synced = found_is_synced(once, directory),

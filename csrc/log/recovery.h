@@ -57,6 +57,10 @@ void recovery_learn_durable(struct recovery *rc);
 uint32_t recovery_walk_start(const struct recovery *rc);
 /* Do the files in the directory have what the control page of this boot says?  `f` names the first that does not. */
 bool recovery_fits(struct log *l, struct fault *f);
+/* Report whole segments that are missing between others of a log that is not walked. */
+void recovery_name_gaps(const char *directory, struct recovery_report *out);
+/* Was the log written in this boot, and here?  Then a page or table that cannot be used is damaged. */
+bool recovery_of_this_boot(const char *directory);
 /* 0, or from where on segment `i` may be torn although durable has moved past it. */
 uint64_t recovery_suspect_from(const struct recovery *rc, uint32_t i);
 
@@ -67,6 +71,8 @@ uint64_t recovery_suspect_from(const struct recovery *rc, uint32_t i);
 err recovery_walk(struct recovery *rc, struct walk *w, struct fault *f);
 /* Cut off what is not good, and make sure that the rest stays. */
 err recovery_keep(struct recovery *rc, const struct walk *w, struct fault *f);
+/* Report messages that lie in no file, though others behind them do, or they are known to have been durable. */
+void recovery_gap(struct recovery *rc, uint64_t from, uint64_t to);
 /* Put the list's segments from number `i` on into quarantine: what lies behind them is not the log any more. */
 err recovery_drop(struct recovery *rc, uint32_t i, struct fault *f);
 /* Put a whole file into quarantine and tell it. */

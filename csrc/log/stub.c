@@ -18,6 +18,7 @@ void stub_encode(const struct stub *s, uint8_t out[STUB_BYTES])
     bytes_store64(out + 40, (uint64_t)s->newest_ms);
     bytes_store32(out + 48, s->seed);
     bytes_store32(out + 52, s->epoch);
+    bytes_store32(out + 56, s->broker_epoch);
     file_header_seal(out, STUB_BYTES, STUB_MAGIC, STUB_VERSION);
 }
 
@@ -34,7 +35,8 @@ err stub_decode(const char *path, const uint8_t *data, uint64_t size, struct stu
     if (e) return e;
     *out = (struct stub){.first = bytes_load64(data + 8), .next = bytes_load64(data + 16), .bytes = bytes_load64(data + 24),
                          .oldest_ms = (int64_t)bytes_load64(data + 32), .newest_ms = (int64_t)bytes_load64(data + 40),
-                         .seed = bytes_load32(data + 48), .epoch = bytes_load32(data + 52)};
+                         .seed = bytes_load32(data + 48), .epoch = bytes_load32(data + 52),
+                         .broker_epoch = bytes_load32(data + 56)};
     return makes_sense(out) ? OK : fault_set(f, ERR_CORRUPT, 0, path, 0, STUB_BYTES, size);
 }
 

@@ -30,7 +30,8 @@ struct recovery_cut {
     uint64_t segment, position, bytes; /* position 0: the whole file */
     char path[FAULT_WHERE_MAX_BYTES], kept[FAULT_WHERE_MAX_BYTES];
 };
-/* Damaged chunks that stay where they are, because the log goes on behind them. */
+/* Damaged chunks that stay where they are, because the log goes on behind them; `bytes` 0: messages that no file has, and
+ * `path` is the file that should have them. */
 struct recovery_skip {
     uint64_t segment, position, bytes;
     uint64_t first_offset, next_offset; /* of the messages in them */

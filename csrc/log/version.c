@@ -32,7 +32,7 @@ static const struct kind {
     {"offsets", OFFSETS_MAGIC, OFFSETS_VERSION, OFFSETS_HEADER_BYTES, 0},
     {SEGMENT_SUFFIX, SEGMENT_MAGIC, SEGMENT_VERSION, SEGMENT_HEADER_BYTES, 0},
     {INDEX_SUFFIX, INDEX_MAGIC, INDEX_VERSION, INDEX_HEADER_BYTES, 0},
-    {TRACKING_SUFFIX, TRACKING_SNAPSHOT_MAGIC, TRACKING_VERSION, CHECKED_WHOLE, 0},
+    {TRACKING_SUFFIX, TRACKING_SNAPSHOT_MAGIC, TRACKING_SNAPSHOT_VERSION, CHECKED_WHOLE, 0},
     {STUB_SUFFIX, STUB_MAGIC, STUB_VERSION, STUB_BYTES, 0},
     {COLD_SUFFIX, COLD_MAGIC, COLD_VERSION, COLD_HEADER_BYTES, 0},
 };
@@ -66,6 +66,17 @@ static err file_check(int fd, const char *path, bool *right, struct fault *f)
     return e == ERR_TRUNCATED ? OK : e;
 }
 
+/* An older version is read as it is. */
+static err header_version(const char *path, const uint8_t *head, size_t got, const struct kind *k, struct fault *f)
+{
+    err e = OK;
+    for (uint32_t version = 1; version <= k->version; version++) {
+        e = file_header_check(path, head, got, k->header_bytes, k->magic, version, f);
+        if (e != ERR_VERSION) return e;
+    }
+    return e;
+}
+
 static err check_one(void *context, const char *directory, const char *name, struct fault *f)
 {
     (void)context;
@@ -82,8 +93,8 @@ static err check_one(void *context, const char *directory, const char *name, str
     const struct file_page_kind page = {k->magic, k->version, k->check_at};
     if (!e && k->header_bytes == MAPPED) e = file_page_version(path.text, head, got, &page, f);
     else if (!e && k->header_bytes != CHECKED_WHOLE)
-        e = file_header_check(path.text, head, got, k->header_bytes, k->magic, k->version, f);
-    else if (!e && bytes_load32(head) == k->magic && bytes_load32(head + 4) != k->version) {
+        e = header_version(path.text, head, got, k, f);
+    else if (!e && bytes_load32(head) == k->magic && bytes_load32(head + 4) > k->version) {
         e = file_check(fd, path.text, &right, f);
         if (!e && right) e = fault_set(f, ERR_VERSION, 0, path.text, 4, k->version, bytes_load32(head + 4));
     }

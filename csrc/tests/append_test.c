@@ -323,23 +323,23 @@ TEST(a_recovery_that_could_not_open_a_file_has_forgotten_no_id)
     }
 }
 
-TEST(of_300_references_the_45_oldest_are_forgotten)
+TEST(of_10300_references_the_300_oldest_are_forgotten)
 {
     struct log *l = help_log(help_path(), &(struct log_options){0});
     struct batch b;
     char name[16];
     batch_init(&b, NULL);
-    for (unsigned i = 0; i < 300; i++) {
+    for (unsigned i = 0; i < 10300; i++) {
         snprintf(name, sizeof name, "publisher%u", i);
         help_add_tracked(&b, name, i, "x");
         EXPECT_OK(help_append(l, &b, NULL));
     }
     tracking_check(l->tracking);
-    for (unsigned i = 0; i < 300; i++) {
+    for (unsigned i = 0; i < 10300; i++) {
         snprintf(name, sizeof name, "publisher%u", i);
-        EXPECT_EQ(i < 45 ? UINT64_MAX : i, sequence_of(l, name));
+        EXPECT_EQ(i < 300 ? UINT64_MAX : i, sequence_of(l, name));
     }
-    /* All in one batch: the last 255 of it stay. */
+    /* Many in one batch. */
     for (unsigned i = 0; i < 300; i++) {
         snprintf(name, sizeof name, "other%u", i);
         help_add_tracked(&b, name, i, "x");
@@ -348,6 +348,16 @@ TEST(of_300_references_the_45_oldest_are_forgotten)
     tracking_check(l->tracking);
     batch_free(&b);
     log_close(l);
+}
+
+/* A table with "p" up to 5 and nothing else. */
+static void tracking_clear_for_test(struct tracking *t)
+{
+    struct tracking_table *table = t->table;
+    memset(table->slots, 0, table->capacity * sizeof table->slots[0]);
+    table->changing = 1;
+    tracking_inherit(t);
+    EXPECT_OK(tracking_raise(t, "p", 1, 5, 0));
 }
 
 TEST(whoever_inherits_the_lock_notes_the_ids_of_the_last_batch)
@@ -361,10 +371,7 @@ TEST(whoever_inherits_the_lock_notes_the_ids_of_the_last_batch)
     help_add_tracked(&b, "q", 1, "x");
     EXPECT_OK(help_append(l, &b, NULL));
     /* As if the owner had died right after the commit. */
-    for (unsigned i = 0; i < TRACKING_SLOTS; i++) {
-        if (l->tracking->text[i][0] == 'q') atomic_store(&l->tracking->hash[i], 0);
-        if (l->tracking->text[i][0] == 'p') l->tracking->sequence[i] = 5;
-    }
+    tracking_clear_for_test(l->tracking);
     EXPECT_EQ(5, sequence_of(l, "p"));
     atomic_store(&l->control->repair_wanted, 1);
     EXPECT_EQ(6, sequence_of(l, "p"));

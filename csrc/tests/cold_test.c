@@ -32,7 +32,8 @@ static uint64_t attached(struct log *l, enum reader_from from, int64_t value)
     return at;
 }
 
-static const struct stub good = {.first = 7, .next = 19, .bytes = 5000, .oldest_ms = 1, .newest_ms = 9, .seed = 3, .epoch = 2};
+static const struct stub good = {.first = 7, .next = 19, .bytes = 5000, .oldest_ms = 1, .newest_ms = 9, .seed = 3, .epoch = 2,
+                                 .broker_epoch = 5};
 
 TEST(a_stub_says_what_it_was_given_and_no_damaged_one_says_anything)
 {

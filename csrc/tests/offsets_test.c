@@ -251,6 +251,33 @@ TEST(a_later_version_is_refused_and_left_as_it_is)
     offsets_close(o);
 }
 
+TEST(a_file_of_version_1_is_read_and_becomes_version_2_with_a_new_reference)
+{
+    const char *directory = directory_new();
+    struct offsets *o = handle(directory), *other;
+    size_t size;
+    char name[16];
+    EXPECT_OK(store(o, "r0", 0));
+    uint8_t *data = bytes_of(directory, &size);
+    bytes_store32(data + 4, 1);
+    bytes_store32(data + 16, crc32_update(0, data, 16));
+    write_bytes(directory, data, size);
+    other = handle(directory);
+    EXPECT_OK(store(other, "r0", 5));
+    EXPECT_EQ(5, get(o, "r0"));
+    EXPECT_EQ(1, bytes_load32(bytes_of(directory, &size) + 4));
+    for (unsigned i = 1; i < 1500; i++) {
+        snprintf(name, sizeof name, "r%u", i);
+        EXPECT_OK(store(i % 2 ? o : other, name, i));
+    }
+    EXPECT_EQ(2, bytes_load32(bytes_of(directory, &size) + 4));
+    EXPECT_EQ(5, get(o, "r0"));
+    EXPECT_EQ(1499, get(o, "r1499"));
+    EXPECT_EQ(1500, count_of(other));
+    offsets_close(o);
+    offsets_close(other);
+}
+
 TEST(a_record_that_stands_there_twice_counts_as_it_was_written_last)
 {
     const char *directory = directory_new();

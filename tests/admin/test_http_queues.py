@@ -69,6 +69,7 @@ def test_metrics_say_what_became_of_the_messages_of_each_queue(http, client, nam
             "dropped_total": 0,
             "refused_total": 0,
             "purged_total": 0,
+            "failing_messages": 0,
         }
         wait_until(lambda: metrics() == expected, "all of it counted")
     client.delete_queue(name)
@@ -84,6 +85,44 @@ def test_what_a_queue_drops_is_in_its_row_and_in_the_metrics(http, client, name)
     line = f'vibemq_queue_dropped_total{{vhost="/",queue="{name}"}} 3'
     assert line in http.raw("GET", "/metrics").text.splitlines()
     client.delete_queue(name)
+
+
+def test_the_message_that_a_queue_without_a_limit_tries_again_is_named(http, client, name):
+    client.create_queue(name, backoff_ms=1)
+    client.publish_many(name, ["good", "poison"])
+    with client.consume(name) as consumer:
+        good, poison = next(consumer), next(consumer)
+        for _ in range(4):
+            poison.nack()
+            poison = next(consumer)
+        names = f'{{vhost="/",queue="{name}"}}'
+        wanted = {f"vibemq_queue_failing_{what}{names} {number}"
+                  for what, number in (("messages", 1), ("message_offset", 1), ("message_deliveries", 4))}  # fmt: skip
+        wait_until(lambda: wanted <= set(http.raw("GET", "/metrics").text.splitlines()), "the metrics name it")
+
+        def shown():
+            live = http.get("live", "streams", "/", name)["counts"] or {}
+            return [live.get(field) for field in ("failing", "failing_offset", "failing_deliveries")] == [1, 1, 4]
+
+        wait_until(shown, "the page names it")
+        good.ack()
+        poison.ack()
+        wait_until(lambda: f"vibemq_queue_failing_messages{names} 0" in http.raw("GET", "/metrics").text, "it is done")
+    client.delete_queue(name)
+
+
+def test_a_limit_that_nobody_named_is_shown_as_none_and_can_be_given_back(http, client, queue):
+    def limit():
+        return http.get("queues", "/", queue)["options"]["attempts_max"]
+
+    where = ("queues", "/", queue, "options")
+    assert limit() is None
+    assert http.status("PUT", *where, body={"attempts_max": 7}) == 204
+    assert limit() == 7
+    assert http.status("PUT", *where, body={"attempts_max": None}) == 204
+    assert limit() is None
+    assert http.status("PUT", *where, body={"dead_letter": True}) == 204
+    assert limit() == 3
 
 
 def test_options_of_a_queue_are_put_and_count_at_once(http, client, queue):

@@ -8,11 +8,15 @@ have tests of their own.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
 ROUND_ROBIN, FAN_OUT_WITH_ACK, FAN_OUT_WITHOUT_ACK, PRIORITY_BASED = range(4)
 DROP_OLDEST, DROP_NEWEST, BLOCK_PUBLISHER, REDIRECT_TO_DLQ = range(4)
+
+UNCOUNTED_RETURNS = 10  # so often a message goes back without a failure
+LIMIT_WITH_DEAD_LETTERS = 3  # where nobody named one
 
 ACCEPTED, REFUSED, PARKED = "accepted", "refused", "parked"
 
@@ -34,6 +38,8 @@ class Copy:
 
     entry: Entry
     strikes: int = 0
+    attempts: int = 0  # deliveries
+    held: bool = False  # in the program's hand, as the client said
     inherited: bool = False  # and not given yet: nobody's once the entry is acknowledged
 
 
@@ -55,10 +61,13 @@ class QueueModel:
     """``publish`` says what the publisher is told; ``parked`` are those that are told nothing yet."""
 
     def __init__(
-        self, mode: int, *, bound: int = 0, overflow: int = DROP_OLDEST, attempts_max: int = 3, dead_letter: bool = True
-    ) -> None:
-        self.mode, self.bound, self.overflow = mode, bound, overflow
-        self.attempts_max, self.dead_letter = max(attempts_max, 1), dead_letter
+        self, mode: int, *, bound: int = 0, overflow: int = DROP_OLDEST, attempts_max: int | None = None,
+        dead_letter: bool = True
+    ) -> None:  # fmt: skip
+        self.mode, self.bound, self.overflow, self.dead_letter = mode, bound, overflow, dead_letter
+        if attempts_max is None and dead_letter:
+            attempts_max = LIMIT_WITH_DEAD_LETTERS
+        self.attempts_max = math.inf if attempts_max is None else max(attempts_max, 1)
         self.waiting: list[Entry] = []  # fan-out: only while nobody is there
         self.consumers: dict[str, Consumer] = {}
         self.rotation: deque[Consumer] = deque()
@@ -126,11 +135,16 @@ class QueueModel:
         self.settle()
 
     def leave(self, name: str, *, lost: bool) -> None:
-        """Unsubscribed, or (`lost`) gone without a word: then the oldest delivery counts as an attempt that failed."""
+        """Unsubscribed, or (`lost`) gone without a word.
+
+        What the program had in hand has failed; where a lost one did not say what that was, the oldest delivery. What
+        went back too often before has failed as well.
+        """
         consumer = self.consumers.pop(name)
         consumer.gone = True
+        oldest_failed = lost and not any(copy.held for copy in consumer.in_flight)
         for at, copy in enumerate(consumer.in_flight):
-            copy.strikes += lost and at == 0
+            copy.strikes += copy.held or (oldest_failed and at == 0) or copy.attempts > UNCOUNTED_RETURNS
         if self.is_fan_out:
             self._inherit(consumer)
         else:
@@ -169,6 +183,11 @@ class QueueModel:
         copy.entry.acked = True
         self._stand(consumer)
         self.settle()
+        return copy.entry.number
+
+    def hold(self, name: str, at: int) -> int:
+        copy = self.consumers[name].in_flight[at]
+        copy.held = True
         return copy.entry.number
 
     def nack(self, name: str, at: int) -> int:
@@ -265,6 +284,8 @@ class QueueModel:
 
     def _give(self, name: str, consumer: Consumer, copy: Copy) -> None:
         copy.entry.attempts += 1
+        copy.attempts = copy.attempts + 1 if self.is_fan_out else copy.entry.attempts
+        copy.held = False
         if self.is_fan_out:
             copy.entry.strikes = copy.strikes
         if self.mode != FAN_OUT_WITHOUT_ACK:

@@ -592,3 +592,39 @@ def test_what_a_limit_drops_is_kept_when_all_is_killed(tmp_path):
         peer.subscribe("q", prefetch=5000)
         found = {payload(each) for each in peer.take(letters + 10)}
         assert set(range(1500)) <= found
+
+
+# ---- messages that come back ----
+
+
+def test_a_purge_counts_what_was_given_back_in_the_same_packet(connect, name):
+    peer = connect()
+    peer.create(name)
+    peer.subscribe(name)
+    peer.publish_all(name, range(10))
+    taken = peer.take(10)
+    nacks = b"".join(encode_frame(Command.NACK, message.id, queue=name) for message in taken)
+    id = peer.fresh()
+    peer.send_all(nacks + encode_frame(Command.PURGE_QUEUE, id, queue=name))
+    assert json.loads(peer.answer(id).payload) == {"purged": 10}
+    peer.await_counts(name, 0)
+    assert peer.rest() == []
+
+
+@pytest.mark.parametrize("overflow", [DROP_OLDEST, DROP_NEWEST])
+def test_what_comes_back_to_a_full_queue_stays_until_the_next_message_is_published(connect, name, overflow):
+    publisher, consumer = connect(), connect()
+    publisher.create(name, maxQueueSize=1, overflowStrategy=overflow)
+    consumer.subscribe(name)
+    for number in range(10):
+        publisher.publish(name, number)
+        consumer.take(1)
+    consumer.close()
+    publisher.await_counts(name, 10)  # none was dropped or refused
+    if overflow == DROP_NEWEST:
+        with pytest.raises(Refused):
+            publisher.publish(name, "one more")
+        publisher.await_counts(name, 10)
+    else:
+        publisher.publish(name, "one more")
+        publisher.await_counts(name, 1)

@@ -29,6 +29,7 @@ from model import (
     QueueModel,
 )
 from peers.queues import (
+    Command,
     Killed,
     QueuePeer,
     Refused,
@@ -48,7 +49,9 @@ EXAMPLES = int(os.environ.get("VIBEMQ_MODEL_EXAMPLES", "25"))
 RESTARTS_MAX = 1  # of one history: each costs a second
 # A failure that is a hang takes long to make smaller: only on request.
 PHASES = [Phase.generate, Phase.shrink] if os.environ.get("VIBEMQ_MODEL_SHRINK") else [Phase.generate]
-QUIET = ("--set", "server.shutdown_timeout_s=2", "--set", "queues.ack_timeout_ms=86400000")
+QUIET = ("--set", "server.shutdown_timeout_s=2", "--set", "queues.ack_timeout_ms=86400000", "--set",
+         "queues.backoff_ms=0")  # fmt: skip
+FEATURES = "nack,purge,holding"
 HISTORIES = settings(
     max_examples=EXAMPLES,
     stateful_step_count=40,
@@ -111,7 +114,7 @@ class History(RuleBasedStateMachine):
         mode=st.sampled_from(MODES),
         bound=st.sampled_from([0, 0, 1, 3, 8]),
         overflow=st.sampled_from(STRATEGIES),
-        attempts_max=st.integers(1, 4),
+        attempts_max=st.sampled_from([None, 1, 2, 3, 4]),
         dead_letter=st.booleans(),
     )
     def begin(self, mode, bound, overflow, attempts_max, dead_letter):
@@ -125,7 +128,7 @@ class History(RuleBasedStateMachine):
             mode=mode,
             maxQueueSize=bound,
             overflowStrategy=overflow,
-            maxRetryAttempts=attempts_max,
+            **({} if attempts_max is None else {"maxRetryAttempts": attempts_max}),
             enableDeadLetterQueue=dead_letter,
         )
         self.publisher.create(self.queue + ".dlq", maxQueueSize=0)
@@ -161,7 +164,7 @@ class History(RuleBasedStateMachine):
     def subscribe(self, name, window):
         if name in self.peers:
             return
-        self.peers[name] = QueuePeer(self.server.running)
+        self.peers[name] = QueuePeer(self.server.running, features=FEATURES)
         self.peers[name].subscribe(self.queue, window)
         self.model.subscribe(name, window)
         self.check()
@@ -190,6 +193,16 @@ class History(RuleBasedStateMachine):
         number = self.model.nack(name, at) if refuse else self.model.ack(name, at)
         message = self.holding[name].pop(number)
         (self.peers[name].nack if refuse else self.peers[name].ack)(message)
+        self.check()
+
+    @precondition(lambda self: any(consumer.in_flight for consumer in self.model.consumers.values()))
+    @rule(data=st.data())
+    def take_in_hand(self, data):
+        holders = sorted(name for name, consumer in self.model.consumers.items() if consumer.in_flight)
+        name = data.draw(st.sampled_from(holders))
+        at = data.draw(st.integers(0, len(self.model.consumers[name].in_flight) - 1))
+        message = self.holding[name][self.model.hold(name, at)]
+        self.peers[name].send(Command.HOLDING, message.id, queue=message.queue)
         self.check()
 
     @precondition(lambda self: not any(each.pending or each.returned for each in self.model.consumers.values()))

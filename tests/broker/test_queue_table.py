@@ -2,12 +2,14 @@
 """Queues as one worker holds them, without the worker around them."""
 
 import os
+import time
 from types import SimpleNamespace
 
 from peers.queues import QueuePeer
 from running import broker
 
 from vibemq import config
+from vibemq.broker.expiry import Expiry
 from vibemq.broker.messages import Messages
 from vibemq.broker.options import DeliveryMode
 from vibemq.broker.queue_table import QueueTable
@@ -75,5 +77,36 @@ def test_a_disk_that_hangs_is_asked_for_a_queues_room_once_at_a_time(tmp_path):
     assert logs.segments(queue.stream.log.directory) > segments
     queue.tick()
     assert not disk.jobs, "nothing is left to drop"
+    queue.release(user)
+    queue.close()
+
+
+def test_the_age_of_messages_counts_from_a_clock_that_is_read_after_them(tmp_path, monkeypatch):
+    """The turn of a loop may be old when messages of other workers are found: they would expire early by its age."""
+    with broker(tmp_path, workers=1) as running, QueuePeer(running) as peer:
+        peer.create("q", messageTtl="00:10:00")
+        peer.publish_all("q", range(3))
+    found = []
+
+    class Watched(Expiry):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            found.append(self.wall_less_monotonic_ms <= time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000)
+
+        def arrived(self, next_offset, now_ms):
+            found.append(now_ms >= began_ms)
+            super().arrived(next_offset, now_ms)
+
+    monkeypatch.setattr("vibemq.broker.backlog.Expiry", Watched)
+    began_ms = time.monotonic_ns() // 1_000_000
+    with monkeypatch.context() as early:
+        early.setattr(time, "monotonic_ns", lambda: (began_ms - 60_000) * 1_000_000)
+        table = table_of(tmp_path, HangingDisk())
+    assert table.now_ms == began_ms - 60_000  # of a turn that began long ago
+    queue = table.find("/", "q")
+    queue.hold(user := object())
+    queue.call_home()
+    queue.tick()
+    assert found and all(found)
     queue.release(user)
     queue.close()

@@ -225,7 +225,7 @@ def test_making_a_queue_that_is_otherwise_is_an_error_unless_told(run, queue):
         (["--max-messages", "3"], "max_messages is 2, declared 3"),
         (["--overflow", "drop_oldest"], "overflow is DropNewest, declared DropOldest"),
         (["--ttl", "1"], "message_ttl_ms is not set, declared 1000"),
-        (["--attempts", "4"], "attempts_max is 3, declared 4"),
+        (["--attempts", "4"], "attempts_max is not set, declared 4"),
         (["--dead-letter"], "dead_letter is False, declared True"),
         (
             ["--dead-letter-queue", "letters"],

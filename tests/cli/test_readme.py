@@ -18,6 +18,7 @@ from running import ENVIRONMENT, broker
 import vibemq.spark
 from vibemq.admin.bodies import BODIES_BYTES_MAX, BODY_BYTES_MAX, SMALL_BODY_BYTES_MAX
 from vibemq.admin.http import CONNECTIONS_MAX
+from vibemq.broker.options import ATTEMPTS_WITH_DEAD_LETTERS
 from vibemq.client.streams import StreamsConnection
 from vibemq.config import OPTIONS, Config
 
@@ -270,5 +271,6 @@ def test_the_limits_are_the_defaults():
     assert f"| {body} MiB, uncompressed; those above {small} KiB {bodies} MiB together |" in README
     assert f"| {CONNECTIONS_MAX:,}, over TLS {CONNECTIONS_MAX:,} more |" in README
     assert f"ack timeout ({defaults.queues.ack_timeout_ms // 1000} s)" in README
-    assert f"`attempts_max` ({defaults.queues.attempts_max})" in README
+    assert defaults.queues.attempts_max == 0
+    assert f"`attempts_max` ({ATTEMPTS_WITH_DEAD_LETTERS} with a dead-letter queue, else no limit)" in README
     assert f"127.0.0.1:{defaults.streams.port}, a worker for each core, data in {defaults.server.data_dir}" in README

@@ -458,7 +458,7 @@ def test_changes_below_the_oldest_snapshot_go(bucket):
     number = int(one(bucket, "meta/snapshot-*").name[-16:])
 
     async def older(opened: Bucket) -> None:
-        await opened.create(change_key(number), Kind.CHANGE, to_json(writer="", broker="", epoch=1, changes=[]))
+        await opened.create(change_key(number), Kind.CHANGE, to_json(writer="", epoch=1, changes=[["delete", "x", {}]]))
 
     change(bucket, older)
     assert "deleted: 1 objects" in run(bucket, "prune", "--yes").stdout

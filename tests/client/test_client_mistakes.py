@@ -83,7 +83,7 @@ def test_arguments_of_another_type_are_refused_at_once(server, client, options, 
     [
         ({"max_messages": "3"}, "max_messages: needed a whole number, had '3'"),
         ({"max_messages": 3.0}, "max_messages: needed a whole number, had 3.0"),
-        ({"attempts_max": None}, "attempts_max: needed a whole number, had None"),
+        ({"attempts_max": "3"}, "attempts_max: needed a whole number, had '3'"),
         ({"prefetch": True}, "prefetch: needed a whole number, had True"),
         ({"message_ttl_ms": datetime.timedelta(seconds=1)}, "message_ttl_ms: needed a whole number, had datetime"),
         ({"dead_letter": "yes"}, "dead_letter: needed True or False, had 'yes'"),

@@ -53,7 +53,7 @@ def test_connect_says_who_we_are_and_what_we_know(server):
     assert frame.headers["authUsername"] == "ada"
     assert frame.headers["authPassword"] == "s cret"
     assert frame.headers["supported-compression"] == "brotli,gzip"
-    assert frame.headers["features"] == "nack,purge,stored,alter,dedup"
+    assert frame.headers["features"] == "nack,holding,purge,stored,alter,dedup"
     assert frame.headers["vibemq-client"] == client._engine.core.prefix.decode()
     assert frame.headers["clientVersion"].startswith("vibemq-python/")
     assert server.await_frames(Command.DISCONNECT)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages that move from queue to queue: all of each, none lost, none twice; and by the command line likewise."""
 
+import asyncio
 import datetime
 import itertools
 import json
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 from running import broker
 
 from vibemq.cli import main
-from vibemq.client import OverflowStrategy, _moving, connect
+from vibemq.client import OverflowStrategy, _moving, aconnect, connect
 from vibemq.client.micromsg2 import Micromsg2Client
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import ConfigError, InvalidRequest, QueueFull, QueueNotFound
@@ -246,11 +247,59 @@ def test_a_lost_connection_in_between_loses_nothing_and_doubles_nothing(running,
         if 200 < done < 400:
             client._engine._link.transport.abort()
 
-    moved = client.move_messages(source, target, progress=lose, timeout_s=30)
-    assert moved.total >= 500  # those that came again count for those that are left
-    client.move_messages(source, target, timeout_s=30)
+    moved = client.move_messages(source, target, progress=lose, timeout_s=60)
+    assert (moved.queues, moved.left) == ({target: 1_000}, 0)
+    info = client.queue_info(source)
+    assert (info.messages, info.in_flight) == (0, 0)
+    assert sorted(stored(running, target)) == sorted(stored(running, source))
+
+
+async def moved_with_losses(url, source, target, losing, **options):
+    """Move, and lose the connection wherever ``losing`` says, before the last acknowledgements are sent."""
+    async with aconnect(url, reconnect_initial_delay_s=0.01) as client:
+
+        def lose(done, of):
+            if losing(done, of):
+                client._engine._link.transport.abort()
+
+        return await client.move_messages(source, target, progress=lose, timeout_s=60, **options)
+
+
+def test_what_the_last_acknowledgements_were_lost_of_is_not_in_both_queues(running, client, url, source, target):
+    client.publish_many(source, range(50))
+    moved = asyncio.run(moved_with_losses(url, source, target, lambda done, of: done == of))
+    assert moved.queues == {target: 50}
+    info = client.queue_info(source)
+    assert (info.messages, info.in_flight) == (0, 0)
+    assert sorted(stored(running, target)) == sorted(stored(running, source))
+
+
+def test_a_count_is_moved_and_no_more_when_the_last_acknowledgements_are_lost(running, client, url, source, target):
+    client.publish_many(source, range(300))
+    lost = []
+    losing = lambda done, of: done == of and not lost and not lost.append(done)  # noqa: E731
+    moved = asyncio.run(moved_with_losses(url, source, target, losing, count=100))
+    assert moved.queues == {target: 100}
+    assert len(stored(running, target)) == 100
+    info = client.queue_info(source)
+    assert info.messages + info.in_flight == 200
+
+
+def test_every_tenth_part_may_lose_the_connection(running, client, url, source, target):
+    client.publish_many(source, range(5_000))
+    lost = set()
+
+    def losing(done, _):
+        part = done // 500
+        is_new = done > 100 and part not in lost
+        lost.add(part)
+        return is_new
+
+    moved = asyncio.run(moved_with_losses(url, source, target, losing))
+    assert len(lost) > 5
+    assert (moved.queues, moved.left) == ({target: 5_000}, 0)
     assert client.queue_info(source).messages == 0
-    assert stored(running, target) == stored(running, source)
+    assert sorted(stored(running, target)) == sorted(stored(running, source))
 
 
 def test_the_command_line_moves_and_replays(client, run, source, target):

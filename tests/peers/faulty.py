@@ -42,6 +42,7 @@ REASONS = {
     501: "Not Implemented",
     503: "Slow Down",
 }
+LENGTH = re.compile(rb"(?i)\r\ncontent-length:[^\r]*")
 CONDITION = re.compile(rb"(?i)\r\nif-none-match:[^\r]*")
 NO_BODY = (204, 304)
 
@@ -57,6 +58,7 @@ class Rule:
     times: int | None  # None: until it is removed
     proxy: FaultyStore
     met: int = 0  # requests that it was for
+    after: int = 0  # so many of these are let through first
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def remove(self) -> None:
@@ -140,9 +142,19 @@ class FaultyStore(Store):
         """It takes effect, but the connection is closed instead of answering."""
         return self._add("cut_after", 0, method, path, times)
 
-    def truncate(self, size: int, method: str = "GET", path: str = "", times: int | None = None) -> Rule:
-        """Close the connection after so many bytes of the answer's body."""
-        return self._add("truncate", size, method, path, times)
+    def truncate(
+        self, size: int, method: str = "GET", path: str = "", times: int | None = None, after: int = 0
+    ) -> Rule:
+        """Close the connection after so many bytes of the answer's body; ``after``: not the first so many requests."""
+        rule = self._add("truncate", size, method, path, times)
+        rule.after = after
+        return rule
+
+    def shorten(self, size: int, method: str = "GET", path: str = "", times: int | None = None, after: int = 0) -> Rule:
+        """Answer with so many bytes of the body, as if these were all; ``after``: not the first so many requests."""
+        rule = self._add("shorten", size, method, path, times)
+        rule.after = after
+        return rule
 
     def hang(self, method: str = "", path: str = "", times: int | None = None) -> Rule:
         """Neither forward it nor answer; once the rule is gone, close the connection."""
@@ -178,9 +190,11 @@ class FaultyStore(Store):
         with self._lock:
             for rule in self._rules:
                 is_meant = rule.method in ("", method) and rule.path.search(path)
-                if not is_meant or (rule.times is not None and rule.met >= rule.times):
+                if not is_meant or (rule.times is not None and rule.met >= rule.after + rule.times):
                     continue
                 rule.met += 1
+                if rule.met <= rule.after:
+                    continue
                 if rule.kind != "delay":
                     return delay_s, rule
                 delay_s += rule.value
@@ -235,8 +249,12 @@ class FaultyStore(Store):
             answer = await _read_head(store.reader)
         if kind == "cut_after":
             raise Cut
-        writer.write(answer.head)
-        left = int(rule.value) if rule is not None and kind == "truncate" else None
+        left = int(rule.value) if rule is not None and kind in ("truncate", "shorten") else None
+        head = answer.head
+        if kind == "shorten" and "content-length" in answer.headers:
+            left = min(int(answer.headers["content-length"]), int(rule.value) if rule is not None else 0)
+            head = LENGTH.sub(b"\r\ncontent-length: %d" % left, head)
+        writer.write(head)
         has_body = method != "HEAD" and answer.status not in NO_BODY
         async for piece in _body(store.reader, answer, is_answer=True) if has_body else _nothing():
             if left is not None:
@@ -245,7 +263,7 @@ class FaultyStore(Store):
             self.received_bytes += len(piece)  # before whoever waits for it may look
             writer.write(piece)
             await writer.drain()
-            if left == 0:
+            if left == 0 and kind != "shorten":
                 raise Cut
         await writer.drain()
         if "close" in answer.headers.get("connection", "").lower() or answer.first[0] == "HTTP/1.0":

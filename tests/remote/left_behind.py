@@ -16,6 +16,7 @@ from vibemq.broker.disk import Reserve
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs
 from vibemq.remote.tier import Tier
+from vibemq.remote.write_ahead import Tenure
 from vibemq.server.recovery import Recovery
 from vibemq.storage.log import Log
 from vibemq.storage.metadata import Metadata
@@ -53,7 +54,9 @@ class World:
 
     def tier(self, **changed: object) -> Tier:
         remote = config.Remote(url=self.remote.url, **changed)  # type: ignore[arg-type]
-        return Tier(remote, self.epochs, self.metadata, lambda *what: self.uploaded.append(what))
+        newest = max(int(path.name) for path in (self.folder / "bucket/brokers/vibemq").iterdir() if path.suffix == "")
+        tenure = Tenure(self.epochs, newest)
+        return Tier(remote, tenure, self.metadata, lambda *what: self.uploaded.append(what))
 
     @property
     def epochs(self) -> Epochs:

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from left_behind import COUNT, END_S_MAX, World, flip, next_offset, remote_offset, until
 from test_damage import other_boot
@@ -87,6 +88,26 @@ def test_a_start_that_has_waited_for_long_enough_fails_and_the_next_one_has_ever
     assert restored(world, data)["events"] == (0, COUNT)
 
 
+@pytest.mark.parametrize("cut", ["truncate", "shorten"])
+@pytest.mark.parametrize("path", ["format", "meta/snapshot", "meta/0", "wal/", "tracking", "list-type"])
+def test_a_start_reads_again_where_one_answer_of_the_store_is_cut(world, faulty, tmp_path, path, cut):
+    bucket, data = tmp_path / "w/bucket", tmp_path / "other"
+    for each in bucket.rglob("*"):
+        if each.is_file():
+            faulty.store.overwrite(str(each.relative_to(bucket)), each.read_bytes())
+    data.mkdir()
+    identity.make(str(data))
+    rule = getattr(faulty, cut)(10, path=path, times=1)
+    configuration = msgspec.structs.replace(world.configuration(str(data)), remote=faulty.remote())
+    asyncio.run(opening.open_bucket(configuration, anybody, anybody))
+    assert rule.met >= 1, "the start reads such an object"
+    metadata = Metadata(str(data / "meta.db"))
+    world.recover(metadata)
+    found = {record.name: next_offset(record.directory) for record in metadata.streams()}
+    metadata.close()
+    assert {name: found[name] for name in ("events", "more")} == {"events": (0, COUNT), "more": (0, COUNT)}
+
+
 def test_a_restore_that_was_refused_begins_anew_when_changes_behind_its_snapshot_have_gone(
     world, tmp_path, monkeypatch, at_once
 ):
@@ -100,11 +121,12 @@ def test_a_restore_that_was_refused_begins_anew_when_changes_behind_its_snapshot
     with pytest.raises(ConfigError, match="not with these users"):
         asyncio.run(opening.open_bucket(world.configuration(str(data)), refuse, anybody))
     begun = Metadata(str(data / "meta.db"))
-    (_, _, number), _ = begun.binding(), begun.close()
+    number, _ = begun.binding().number, begun.close()
     names = [f"later-{turn}" for turn in range(opening.SNAPSHOTS_KEPT + 2)]
     for name in names:  # each start makes a snapshot of what the one before it changed
         asyncio.run(opening.open_bucket(world.configuration(), anybody, lambda made, name=name: made.add_vhost(name)))
-    assert not (meta / change_key(number + 1).partition("/")[2]).exists()
+    fence, change = (meta / change_key(number + behind).partition("/")[2] for behind in (1, 2))
+    assert fence.exists() and not change.exists(), "a fence stays, so that nobody creates another change in its place"
     assert restored(world, data)["events"] == (0, COUNT)
     again = Metadata(str(data / "meta.db"))
     assert {vhost.name for vhost in again.vhosts()} == {"/", *names}

@@ -37,9 +37,14 @@ FILES = {
 LEDGER = ("ledger", ORDER, 124)
 
 
+def version_of(path: Path, order: str) -> int:
+    version: int = struct.unpack_from(f"{order}I", path.read_bytes(), 4)[0]
+    return version
+
+
 def raise_version(path: Path, order: str, check_at: int) -> None:
     data = bytearray(path.read_bytes())
-    struct.pack_into(f"{order}I", data, 4, 2)
+    struct.pack_into(f"{order}I", data, 4, version_of(path, order) + 1)
     checked = data[:check_at]
     if order == ORDER:  # it is mapped, and the check covers magic and version
         checked = struct.pack(">II", *struct.unpack_from(f"{order}II", data))
@@ -131,10 +136,12 @@ def test_a_log_with_one_newer_file_is_refused_untouched_and_the_others_are_serve
     told = capfd.readouterr().err
     for name, directory in found.items():
         if name in kept:
-            path = directory / (FILES[name][0] if name in FILES else "ledger")
+            file, order, _ = FILES.get(name, LEDGER)
+            path = directory / file
+            newer = version_of(path, order)
             assert bytes_of(directory) == before[name], name
             line = next(line for line in told.splitlines() if f"stream '{name}'" in line and "cannot be used" in line)
-            assert f"{path} at byte 4: version 2, known is version 1" in line
+            assert f"{path} at byte 4: version {newer}, known is version {newer - 1}" in line
             assert "start the newer vibemq, or restore the files" in line
 
     for name, files in kept.items():  # somebody has started the newer one, or restored a copy

@@ -28,6 +28,7 @@ class Bucket(dict):
         body = json.dumps({"changes": changes})
         if (there := self.setdefault(number, body)) is not body:
             raise NumberTaken(number, json.loads(there))
+        return 0
 
     def broker(self, path, name="a") -> Metadata:
         found = Metadata(str(path))
@@ -298,7 +299,7 @@ def test_a_database_is_of_one_cluster(paths):
     metadata = Metadata(str(next(paths)))
     metadata.bind(CLUSTER, "a")
     metadata.bind(CLUSTER, "b")
-    assert metadata.binding() == (CLUSTER, "b", 0)
+    assert metadata.binding() == (CLUSTER, "b", 0, 0)
     with pytest.raises(StorageError, match=f"bucket of cluster {CLUSTER}, and not of ffff"):
         metadata.bind("ffff", "a")
 

@@ -72,6 +72,12 @@ class Tokens:
         return hmac.digest(self._metadata.token_key(), content, sha256)
 
 
+def ends_at_s(token: str) -> int:
+    """When a token ends that ``Tokens.user_of`` knows, in seconds since 1970."""
+    ends_s: int = _HEAD.unpack_from(_bytes(token))[0]
+    return ends_s
+
+
 def _bytes(text: str) -> bytes:
     """Raises ValueError."""
     if len(text) > TOKEN_CHARACTERS_MAX or not text.isascii():

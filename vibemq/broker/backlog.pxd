@@ -36,6 +36,8 @@ cdef class Member:
     cdef readonly uint32_t worker, life, consumer_id
     cdef int64_t prefetch, outstanding  # how many it may have in flight, and has
     cdef bint follows                 # its prefetch is the queue's
+    cdef int64_t window               # its prefetch, or less while it is overdue (Consumer.overdue)
+    cdef bint overdue
     cdef uint32_t peer                # key of the host and user whose consumer it is
     cdef set refused                  # rotation: offsets that it could not be given; None: there was none
     cdef uint64_t aside_seen          # rotation: nothing that was set aside until then is for it
@@ -96,6 +98,7 @@ cdef class Backlog:
     cdef list graves                  # heap of (due ms, offset, reason, attempts): dead, and not on their way yet
     cdef dict burying                 # offset -> (reason, attempts) of those whose copy is not kept yet
     cdef dict dead                    # offsets of both, with the reason
+    cdef dict failing                 # offset -> failed deliveries, of messages that a queue without a limit tries again
     cdef ledger_entry *entry          # of the message in hand
     cdef ledger_word word
 
@@ -120,6 +123,9 @@ cdef class Backlog:
 
     cdef int _make_entry(self, message_view *m) except -2
     cdef bint _skip_new(self, uint64_t upto, object reason) except -1
+
+    cdef int failed_again(self, uint64_t offset, uint32_t strikes) except -1
+    cdef int _tell_failing(self) except -1
 
     cdef bint can(self, Member m) noexcept
     cdef int give(self, Member to, message_view *m, uint32_t attempts, uint32_t strikes) except -1

@@ -9,24 +9,27 @@ attempt is delayed.  Expired, purged and overflowing messages leave from the fro
 the dead-letter queue is settled when its copy there is kept, so a crash in between leaves two and never none.
 """
 
+import errno
 import heapq
 import logging
+import time
 from functools import partial
 
 from libc.string cimport memset
 
 from vibemq.broker.messages cimport NOWHERE
-from vibemq.broker.queue cimport MODE_FAN_OUT_WITHOUT_ACK, MODE_PRIORITY_BASED
+from vibemq.broker.queue cimport FAILURES_UNREADABLE, MODE_FAN_OUT_WITHOUT_ACK, MODE_PRIORITY_BASED, UNLIMITED
 from vibemq.storage cimport core
 from vibemq.storage.core cimport (
-    ERR_CORRUPT, ERR_DISK_FULL, ERR_END, ERR_LIMIT, ERR_NOT_CACHED, ERR_NOT_FOUND, LEDGER_DEAD, LEDGER_DELAYED,
+    ERR_CORRUPT, ERR_DISK_FULL, ERR_END, ERR_IO, ERR_LIMIT, ERR_NO_MEMORY, ERR_NOT_CACHED, ERR_NOT_FOUND, LEDGER_DEAD, LEDGER_DELAYED,
     LEDGER_IN_FLIGHT, LEDGER_READY, LEDGER_SETTLED, OK, fault,
 )
 from vibemq.storage.log cimport storage_error
+from vibemq.storage.meters cimport now_us
 from vibemq.storage.shm cimport LETTER_HAND, letter
 
 from vibemq.broker.expiry import Expiry
-from vibemq.broker.options import DROPPED, FailureReason, Overflow
+from vibemq.broker.options import DROPPED, FAILING_FROM, FailureReason, Overflow
 from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.log import drop_before
@@ -35,12 +38,15 @@ logger = logging.getLogger(__name__)
 faults = OnceAMinute(logger, logging.ERROR)
 failing = OnceAMinute(logger)
 expiring = OnceAMinute(logger, logging.INFO)
+retrying = OnceAMinute(logger)
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 cdef enum:
     CLEAR_BUDGET = 4096      # messages taken out in one turn
     BLOCKS_PER_TURN = 4
     UNREADABLE_AT_ONCE = 256  # messages of sub-batches that cannot be unpacked, of 65,535 each at worst
     MAKING_MS = 50           # until a dead-letter queue that is being made is asked for again
+    FAILING_MAX = 1000       # messages that are named as failing, some 100 bytes each
 
 cdef int OVERFLOW_DROP_OLDEST = int(Overflow.DROP_OLDEST)
 
@@ -57,7 +63,7 @@ cdef class Backlog:
         self.queue, self.generation, self.members = queue, generation, {}
         self.raw, self.control = queue.raw, queue.control
         self.is_fan_out, self.by_priority = queue._is_fan_out(), queue.mode == MODE_PRIORITY_BASED
-        self.delayed, self.graves, self.burying, self.dead = [], [], {}, {}
+        self.delayed, self.graves, self.burying, self.dead, self.failing = [], [], {}, {}, {}
         self.unreadable_end = NOWHERE
         self.timer = queue.table.timers.timer(self._on_time)
         self.reading = Reading(queue)
@@ -74,8 +80,9 @@ cdef class Backlog:
     def _begin_expiry(self):
         self.expiry = None
         if self.queue.options.message_ttl_ms:
-            self.expiry = Expiry(self.queue.options.message_ttl_ms, self.queue.table.now_ms, self.queue.log_end(),
-                                 partial(self.queue.stream.log.attach_offset, core.READER_TIMESTAMP))
+            wall_ms = time.time_ns() // 1_000_000
+            self.expiry = Expiry(self.queue.options.message_ttl_ms, now_us() // 1000 + 1, self.queue.log_end(),
+                                 partial(self.queue.stream.log.attach_offset, core.READER_TIMESTAMP), wall_ms)
 
     def _prepare_letters(self):
         """Make the dead-letter queue early, so that nobody has to wait for it later."""
@@ -93,10 +100,40 @@ cdef class Backlog:
         return 0
 
     cdef int tick(self) except -1:
-        """Hold no descriptors that nobody needs."""
+        """Hold no descriptors that nobody needs, and name what is delivered again and again."""
         if not self.reading.fetching and not self.moved:
             self.reading.close()
         self.moved = False
+        return self._tell_failing()
+
+    cdef int failed_again(self, uint64_t offset, uint32_t strikes) except -1:
+        """A message comes back after so many failed deliveries, and no limit takes it out of the queue."""
+        if strikes >= <uint32_t> FAILING_FROM and self.queue.failures_max == UNLIMITED \
+                and (len(self.failing) < FAILING_MAX or offset in self.failing):
+            self.failing[offset] = strikes
+        return 0
+
+    cdef int _tell_failing(self) except -1:
+        """Log, and show on the ledger's page, which message failed most often; forget those that left the queue."""
+        cdef ledger_entry *entry
+        cdef uint64_t offset, worst = 0, most = 0
+        cdef uint64_t base = core.word_load(&self.control.base)
+        cdef bint is_limited = self.queue.failures_max != UNLIMITED
+        if not self.failing and not core.word_load(&self.control.failing):
+            return 0
+        for offset in list(self.failing):
+            entry = NULL if is_limited or offset < base else core.ledger_entry_of(self.raw, offset, NULL)
+            if entry == NULL or core.ledger_state_of(core.word_load(&entry.word)) == LEDGER_SETTLED:
+                del self.failing[offset]
+            elif <uint64_t> self.failing[offset] > most:
+                worst, most = offset, self.failing[offset]
+        core.word_store(&self.control.failing, len(self.failing))
+        core.word_store(&self.control.failing_offset, worst)
+        core.word_store(&self.control.failing_deliveries, most)
+        if self.failing:
+            retrying.say(self.queue.key, "queue %s: %d deliveries of message %d failed; the queue has no limit (attempts_max), "
+                         "so it is tried again after each back-off; %d such messages in all", self.queue.name, most, worst,
+                         len(self.failing), count=0)
         return 0
 
     cdef bint is_idle(self) except -1:
@@ -170,9 +207,17 @@ cdef class Backlog:
         return True
 
     cdef err look(self, uint64_t offset, message_view *m) except *:
-        """The message whose entry is in hand.  ERR_NOT_CACHED: a helper fetches it; else the log has the error."""
+        """The message whose entry is in hand.
+
+        ERR_NOT_CACHED: not now, because a helper fetches it, or memory or descriptors are short.  With any other error the
+        message cannot be read, and the log has said why.
+        """
         cdef fault f
         cdef err e = self.reading.look(offset, self.entry.place, <unsigned short> self.word.index, m, &f)
+        if e == ERR_NO_MEMORY or (e == ERR_IO and f.sys_errno in OUT_OF_DESCRIPTORS):
+            self.say(e, "message %d cannot be read now: %s", offset, storage_error(e, &f))
+            self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
+            return ERR_NOT_CACHED
         if e != OK and e != ERR_NOT_CACHED:
             logger.error("queue %s: message %d cannot be read: %s", self.queue.name, offset, storage_error(e, &f))
         return e
@@ -261,7 +306,7 @@ cdef class Backlog:
 
     cdef bint can(self, Member m) noexcept:
         """May it be given one more now?"""
-        if m.gone or m.failed or m.outstanding >= m.prefetch:
+        if m.gone or m.failed or m.outstanding >= m.window:
             return False
         if m.consumer is not None and not m.consumer.room():
             m.consumer.stalled = True
@@ -475,7 +520,7 @@ cdef class Backlog:
 
     cdef int bury_exhausted(self, uint64_t offset, uint32_t attempts, uint32_t strikes) except -1:
         """The message has no attempt left."""
-        is_unreadable = strikes >= core.LEDGER_ATTEMPTS_MAX
+        is_unreadable = strikes >= <uint32_t> FAILURES_UNREADABLE
         reason = FailureReason.DESERIALIZATION_ERROR if is_unreadable else FailureReason.MAX_RETRIES_EXCEEDED
         return self.bury(offset, reason, attempts)
 

@@ -95,6 +95,7 @@ cdef struct delivery:
     uint8_t *id_long               # NULL: the id stands in `id`
     uint8_t id[ID_BYTES_INLINE]
     uint32_t attempts, strikes
+    bint held                      # the peer said that its program has this message in hand
     uint32_t sequence              # counts what this connection was handed: tells the slot's owners apart; never 0
     int32_t consumer               # its consumer's number in this connection; NO_SLOT: the slot is free
     int32_t next, previous         # of the same consumer, in the order they were handed out
@@ -159,6 +160,11 @@ cdef class Consumer:
     cdef bint fresh, unordered        # was given nothing so far; something after what came later
     cdef dict returned                # of a fan-out with a home elsewhere: copies given back that come again
     cdef uint32_t settled_count
+    # The acknowledgement clock runs for the oldest delivery: from when it was sent, or when the one before it was settled.
+    cdef int64_t clock_ms             # when the oldest delivery of that time was settled or given back
+    cdef int64_t heard_ms             # when the peer last settled or refused a delivery
+    cdef bint overdue                 # said nothing of its oldest delivery in time, and nothing since (Home._narrow)
+    cdef bint returning               # and the rest of what it had in flight then is being taken back
     cdef bint queued, fetching
 
     cdef int take(self, message_view *m, uint32_t attempts, uint32_t strikes) except -1

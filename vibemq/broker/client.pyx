@@ -20,7 +20,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
 from vibemq.broker.messages cimport MESSAGE_ID_BYTES_MAX, id_of
-from vibemq.broker.queue cimport MODE_FAN_OUT_WITH_ACK, MODE_FAN_OUT_WITHOUT_ACK, Queue
+from vibemq.broker.queue cimport FAILURES_UNREADABLE, MODE_FAN_OUT_WITH_ACK, MODE_FAN_OUT_WITHOUT_ACK, Queue
 from vibemq.grow cimport grow
 from vibemq.net.connection cimport Connection
 from vibemq.net.door cimport PAUSE_COMMAND, PAUSE_PARKED, PAUSE_RATE, PAUSE_TURN, PAUSE_UNCONFIRMED
@@ -388,7 +388,7 @@ cdef class Consumer:
             self.pending_head += 1
             if e != OK:
                 logger.error("queue %s: message %d cannot be read: %s", queue.name, what.offset, storage_error(e, &f))
-                queue.give_back_message(self, what.offset, what.attempts, core.LEDGER_ATTEMPTS_MAX, 0)
+                queue.give_back_message(self, what.offset, what.attempts, FAILURES_UNREADABLE, 0)
                 continue
             try:
                 self.take(&m, what.attempts, what.strikes)
@@ -512,6 +512,7 @@ cdef class InFlight:
             memcpy(d.id_long, id, id_size)
         self.free_slot = d.next
         d.offset, d.sent_ms, d.attempts, d.strikes, d.consumer = offset, now_ms, attempts, strikes, consumer
+        d.held = False
         self.sequence += 1 + (self.sequence == <uint32_t> -1)
         d.sequence = self.sequence
         d.hash, d.id_size = _hash(self.key, id, id_size), id_size

@@ -7,6 +7,10 @@ existed at that time) is enough, and it is bounded however many messages wait.  
 messages that were there before, the time in their chunk is compared with the wall clock as it was
 when the home began, moved on by the monotonic clock.  So setting the machine's clock
 neither expires messages early nor keeps them.
+
+No message expires early.  A caller reads the end of the log first and the clock afterwards, and rounds up: the
+time of a mark is no earlier than the arrival of any message below it.  The clock of a loop's turn will not do: other
+workers append while the turn runs.
 """
 
 from __future__ import annotations
@@ -28,11 +32,14 @@ class Expiry:
     ``first_after(ms)`` gives the offset of the first stored message whose timestamp is at least that.
     """
 
-    def __init__(self, ttl_ms: int, now_ms: int, next_offset: int, first_after: Callable[[int], int]) -> None:
+    def __init__(
+        self, ttl_ms: int, now_ms: int, next_offset: int, first_after: Callable[[int], int], wall_ms: int | None = None
+    ) -> None:
+        """``wall_ms``: the wall clock, read before ``now_ms``; a clock read later would let messages expire early."""
         self.ttl_ms = ttl_ms
         self.grain_ms = max(GRAIN_MS_MIN, ttl_ms // MARKS)
         self.before = next_offset  # messages below were there when the home began
-        self.wall_less_monotonic_ms = time.time_ns() // 1_000_000 - now_ms
+        self.wall_less_monotonic_ms = (time.time_ns() // 1_000_000 if wall_ms is None else wall_ms) - now_ms
         self.first_after = first_after
         self.marks: deque[tuple[int, int]] = deque()  # (next offset, monotonic ms), both rising
         self.mark_began_ms = self.looked_ms = now_ms

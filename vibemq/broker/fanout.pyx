@@ -118,8 +118,9 @@ cdef class FanOut(Backlog):
         return 0
 
     cdef int came_back(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t due_ms) except -1:
-        if strikes >= <uint32_t> self.queue.options.attempts_max:
+        if strikes >= self.queue.failures_max:
             return self.bury_exhausted(offset, attempts, strikes)
+        self.failed_again(offset, strikes)
         if not m.gone:  # else: left() has looked after it
             heapq.heappush(m.again, (due_ms, offset, attempts, strikes))
         return 0

@@ -28,6 +28,7 @@ cdef class Home:
     cdef int returned(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes,
                       int64_t delay_ms) except -1
     cdef int room_again(self, Consumer consumer) except -1
+    cdef int narrowed(self, Consumer consumer) except -1  # or widened: its `overdue` has changed
     cdef int altered(self, object had) except -1   # the queue's options are others now than `had`
     cdef int on_letter(self, const letter *what) except -1
     cdef int news(self) except -1        # of the log
@@ -40,6 +41,7 @@ cdef class Home:
     cdef int _admit(self, const letter *what, Consumer consumer) except -1
     cdef int _leave(self, Member m) except -1
     cdef int _keep(self, Member m, uint64_t offset) except -1
+    cdef int _narrow(self, Member m, bint overdue) except -1
     cdef int _settled(self, Member m, uint32_t count) except -1
     cdef int _returned(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t delay_ms) except -1
     cdef bint _take_out(self, int64_t now_ms) except -1

@@ -23,6 +23,7 @@ from vibemq.broker.client cimport NO_SLOT
 from vibemq.broker.queue cimport UNSUITED
 from vibemq.storage cimport core
 from vibemq.storage.core cimport LEDGER_DEAD, LEDGER_DELAYED, LEDGER_READY, commit, ledger_each
+from vibemq.storage.meters cimport now_us
 from vibemq.storage.shm cimport (
     LETTER_HELLO, LETTER_JOIN, LETTER_KEPT, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_TOLD,
 )
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 cdef enum:
     SEATS_LOOKED_AT_MAX = 1000  # members for each that comes: some microseconds
+    OVERDUE_WINDOW = 2       # a message that it does not settle, and one beside it that it may
     SYNC_EVERY_MS = 10_000   # of a queue with durability `disk`: what was settled since then comes again after a power cut
 
 
@@ -206,7 +208,8 @@ cdef class Home:
         cdef Member m = Member()
         if self.backlog.is_fan_out and what.received and len(self.backlog.members) <= SEATS_LOOKED_AT_MAX:
             self.seats_changed()  # who comes back finds what its old connection left behind with a dead worker
-        m.worker, m.consumer_id, m.prefetch, m.follows = what.sender, what.consumer, what.count, what.index != 0
+        m.worker, m.consumer_id, m.prefetch, m.follows = what.sender, what.consumer, what.count, what.index & 1
+        self._narrow(m, what.index & 2)
         m.life = core.ledger_life(core.doorbell_epoch(self.queue.table.board.raw, what.sender))
         m.peer, m.record = what.attempts, <uint32_t> what.offset
         if consumer is not None:
@@ -215,6 +218,16 @@ cdef class Home:
         self.backlog.members[m.worker, m.consumer_id] = m
         self.backlog.admit(m, what.received != 0, what.low)
         return self.queue.mark()
+
+    cdef int narrowed(self, Consumer consumer) except -1:
+        if consumer.member is not None:
+            self._narrow(<Member> consumer.member, consumer.overdue)
+        return 0
+
+    cdef int _narrow(self, Member m, bint overdue) except -1:
+        """Give an overdue member only so much that it can show that it works: the rest is for others."""
+        m.overdue, m.window = overdue, min(m.prefetch, OVERDUE_WINDOW) if overdue else m.prefetch
+        return 0
 
     cdef int leave(self, Consumer consumer, bint vanished) except -1:
         if consumer.member is not None:
@@ -238,6 +251,7 @@ cdef class Home:
         for m in self.backlog.members.values():
             if m.follows:
                 m.prefetch = self.queue.prefetch()
+                self._narrow(m, m.overdue)
                 self.backlog.has_room(m)
         return self.queue.mark()
 
@@ -333,11 +347,13 @@ cdef class Home:
             self._leave(m)
         elif what.kind == LETTER_SETTLED:
             m.received, m.reported = what.received, what.low
+            self._narrow(m, False)
             self._settled(m, what.count)
         elif what.kind == LETTER_RETURNED:
             m.received, m.reported = what.received, what.low
+            self._narrow(m, what.index & 2)
             self._returned(m, what.offset, what.attempts, what.strikes,
-                           <int64_t> UNSUITED if what.index else <int64_t> what.count)
+                           <int64_t> UNSUITED if what.index & 1 else <int64_t> what.count)
         return 0
 
     # ---- one turn ----
@@ -348,7 +364,7 @@ cdef class Home:
             return 0  # asked twice a second for the sake of a ringer that was killed
         self.heard = end
         if self.backlog.expiry is not None:
-            self.backlog.expiry.arrived(end, self.queue.table.now_ms)
+            self.backlog.expiry.arrived(end, now_us() // 1000 + 1)
         return self.queue.mark()
 
     cdef bint dispatch(self) except -1:
@@ -377,9 +393,10 @@ cdef class Home:
     cdef bint _take_out(self, int64_t now_ms) except -1:
         """What has expired or is purged; True when that is not finished."""
         cdef bint more = False
-        cdef uint64_t purge
+        cdef uint64_t purge, end
         if self.backlog.expiry is not None:
-            self.backlog.expiry.arrived(self.queue.log_end(), now_ms)
+            end = self.queue.log_end()
+            self.backlog.expiry.arrived(end, now_us() // 1000 + 1)
             if self.backlog.expiry.expired_below(now_ms) > self.backlog.expired:
                 self.backlog.expired = self.backlog.expiry.expired
                 self._wake_below(self.backlog.expired)

@@ -71,6 +71,11 @@ DROPPED = {
 
 #: A name keeps the queue's segments until its time to live ends: a month, after which a backup is fresher.
 SUBSCRIBER_TTL_S_MAX = 2_592_000
+#: Failed deliveries that a queue with a dead-letter queue allows where nobody named a limit: .NET clients' default.
+ATTEMPTS_WITH_DEAD_LETTERS = 3
+#: A queue without a limit names a message that failed so often, and lets each further delivery of it wait.
+FAILING_FROM = 3
+
 _NUMBER_MAX = 2**53  # of milliseconds or messages: what every reader of JSON takes exactly
 
 
@@ -84,7 +89,7 @@ class QueueOptions:
     dead_letter: bool
     dead_letter_queue: str  # as declared; "": the default name
     overflow: Overflow
-    attempts_max: int
+    attempts_max: int | None  # failed deliveries; None: no limit
     ack_timeout_ms: int
     backoff_ms: int
     backoff_max_ms: int
@@ -104,6 +109,13 @@ class QueueOptions:
     def dead_letter_name(self, queue: str) -> str:
         return self.dead_letter_queue or queue + DEAD_LETTER_SUFFIX
 
+    def backoff_after_failure(self, failures: int) -> int:
+        """Return the milliseconds before the next attempt after a refusal or a lost connection.
+
+        A limit bounds how often a message comes back at once. Without a limit the back-off does.
+        """
+        return self.backoff_after(failures) if self.attempts_max is None and failures >= FAILING_FROM else 0
+
     def backoff_after(self, strikes: int) -> int:
         """Milliseconds before the next attempt, doubling."""
         return min(self.backoff_ms << min(max(strikes - 1, 0), 32), self.backoff_max_ms)
@@ -116,14 +128,19 @@ def options_of(stored: Mapping[str, Any], defaults: Queues) -> QueueOptions:
         value = stored.get(name)
         return default if value is None else value
 
+    # Without a dead-letter queue the limit drops messages, so somebody has to have named it.
+    dead_letter = bool(given("dead_letter", False))
+    attempts = stored.get("attempts_max")
+    if attempts is None:
+        attempts = defaults.attempts_max or (ATTEMPTS_WITH_DEAD_LETTERS if dead_letter else None)
     return QueueOptions(
         mode=DeliveryMode(given("mode", 0)),
         max_messages=max(0, given("max_messages", defaults.max_messages)),
         message_ttl_ms=max(0, given("message_ttl_ms", 0)),
-        dead_letter=bool(given("dead_letter", False)),
+        dead_letter=dead_letter,
         dead_letter_queue=given("dead_letter_queue", ""),
         overflow=Overflow(given("overflow", 0)),
-        attempts_max=min(max(1, given("attempts_max", defaults.attempts_max)), ATTEMPTS_MAX),
+        attempts_max=None if attempts is None else min(max(1, attempts), ATTEMPTS_MAX),
         ack_timeout_ms=given("ack_timeout_ms", defaults.ack_timeout_ms),
         backoff_ms=given("backoff_ms", defaults.backoff_ms),
         backoff_max_ms=given("backoff_max_ms", defaults.backoff_max_ms),
@@ -239,4 +256,6 @@ def altered(name: str, stored: Mapping[str, Any], changes: Mapping[str, Any]) ->
 
 def shown(value: Any) -> str:
     """An option's value for people."""
+    if value is None:
+        return "no limit"
     return value.name.lower() if isinstance(value, enum.IntEnum) else repr(value) if value == "" else str(value)

@@ -75,6 +75,11 @@ cdef class Publisher(StreamUser):
         self.interned = False
         return self.stream.add_waiting(self)
 
+    cdef int declare(self, bytes reference) except -1:
+        self.stream.declare(reference)
+        self.declared = reference
+        return 0
+
     cdef int intern(self, bytes reference) except -1:
         if core.batch_reference_add(self.stream.batch, reference, <uint32_t> len(reference),
                                     &self.reference_index) != OK:
@@ -90,8 +95,13 @@ cdef class Publisher(StreamUser):
         batches, self.unsynced = self.unsynced, None
         if batches:
             self.client.count_unconfirmed(-sum([what[1] for what, _, _, _ in batches]))
+        declared, self.declared = self.declared, None
         if self.stream.log.raw != NULL:
-            self.stream.detach(self)
+            try:
+                if declared is not None:
+                    self.stream.undeclare(declared)
+            finally:
+                self.stream.detach(self)
         if self.queue is not None:
             self.queue.release(self)
 

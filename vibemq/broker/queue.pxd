@@ -23,6 +23,13 @@ cdef enum:
     MODE_PRIORITY_BASED = 3
     UNSUITED = -1  # instead of a delay: this consumer cannot be given the message, others perhaps can
 
+# Failed deliveries ("strikes") as the ledger counts them, LEDGER_ATTEMPTS_MAX at most.
+cdef enum:
+    FAILURES_UNREADABLE = 1023  # the message cannot be read
+    FAILURES_REJECTED = 1022    # a consumer said that no further attempt makes sense
+    FAILURES_MOST = 1021        # counting stops here
+    UNLIMITED = 1022            # `failures_max` of a queue without a limit: the two above end an entry all the same
+
 
 @cython.final
 cdef class Queue(StreamUser):
@@ -36,6 +43,7 @@ cdef class Queue(StreamUser):
     cdef uint32_t tag
     cdef int mode, overflow
     cdef readonly uint64_t max_messages
+    cdef uint32_t failures_max        # so many failed deliveries end a message; UNLIMITED: none do
     cdef dict consumers               # consumer_id -> Consumer
     cdef set users                    # doors' publishers, and whoever else keeps it open
     cdef Home home                    # None unless this worker is the home
@@ -54,6 +62,7 @@ cdef class Queue(StreamUser):
     cdef uint64_t log_end(self) noexcept
     cdef uint64_t waiting(self) noexcept
     cdef int settle(self, Consumer consumer, int32_t slot) except -1
+    # The consumer's word: the delivery came to nothing.
     cdef int give_back(self, Consumer consumer, int32_t slot, bint strike, int64_t delay_ms) except -1
     cdef int refuse(self, Consumer consumer, int32_t slot) except -1
     cdef int room_again(self, Consumer consumer) except -1
@@ -69,6 +78,11 @@ cdef class Queue(StreamUser):
                                int64_t delay_ms) except -1
 
     cdef uint32_t _add_member(self, Consumer consumer) except? 0
+    cdef int _use(self, object options) except -1
+    cdef int _heard(self, Consumer consumer) except -1
+    cdef int _return(self, Consumer consumer, int32_t slot, bint failed, int64_t delay_ms) except -1
+    cdef int _return_pending(self, Consumer consumer) except -1
+    cdef bint _is_any_held(self, Consumer consumer) noexcept
     cdef int _settle(self, uint64_t offset) except -1
     cdef int _put_off(self, uint64_t offset, const fault *f, object returned) except -1
     cdef bint _is_fan_out(self) noexcept

@@ -35,9 +35,13 @@ from vibemq.storage.members import MEMBERS_MAX
 logger = logging.getLogger(__name__)
 faults = OnceAMinute(logger, logging.ERROR)
 unrecorded = OnceAMinute(logger)
+slow = OnceAMinute(logger, logging.INFO)
 
 cdef enum:
     OVERDUE_BUDGET = 4096    # messages given back in one turn because no acknowledgement came
+    # A message that ends its consumer from behind the oldest would come back for ever. The ledger counts deliveries, so
+    # this holds whichever worker decides, and over restarts.
+    UNCOUNTED_RETURNS_MAX = 10  # so often a message goes back without a failure; each return after that is one
 
 
 cdef class Queue(StreamUser):
@@ -46,9 +50,8 @@ cdef class Queue(StreamUser):
         cdef err e
         self.table, self.name = table, stream.name
         self.record = record
-        self.options = options_of(table.metadata.effective_options(record), table.defaults)
-        self.mode, self.max_messages = int(self.options.mode), self.options.max_messages
-        self.overflow = int(self.options.overflow)
+        self._use(options_of(table.metadata.effective_options(record), table.defaults))
+        self.mode = int(self.options.mode)
         self.tag = int(record.incarnation[:8], 16)
         self.key = <uint64_t> stream.slot << 32 | self.tag
         self.worker = table.worker
@@ -62,6 +65,12 @@ cdef class Queue(StreamUser):
         self.probe = Probe(table.messages, stream.log, self.key)
         self.ack_timer = table.timers.timer(self._acks_overdue)
         stream.attach(self)
+
+    cdef int _use(self, object options) except -1:
+        """Take these options; the numbers among them that each message is compared with are kept beside them."""
+        self.options, self.max_messages, self.overflow = options, options.max_messages, int(options.overflow)
+        self.failures_max = UNLIMITED if options.attempts_max is None else options.attempts_max
+        return 0
 
     def __dealloc__(self):
         if self.raw != NULL:
@@ -141,6 +150,8 @@ cdef class Queue(StreamUser):
         """Have the home settle everything that waits now; returns how many that is."""
         self.stream.persist()
         count = self.waiting()
+        if self.home is not None:  # it knows of messages that this turn gave back, and has not told the others yet
+            count = self.log_end() - self.home.backlog.departed()
         core.word_raise(&self.control.purge, self.log_end())
         self.call_home()
         return count
@@ -237,26 +248,27 @@ cdef class Queue(StreamUser):
         return record
 
     def remove_consumer(self, Consumer consumer, bint lost=False):
-        """It is gone: what it had in flight is ready again, in its old order.
+        """Remove a consumer: its deliveries are ready again, in their old order.
 
-        `lost`: without a goodbye.  Clients work in order, so the oldest message may have been what went wrong, and
-        counts as a failed attempt; the others were never begun.  Where this worker ends, nothing of it is theirs.
+        A delivery counts as failed if the peer said that its program had the message in hand, or if the message went
+        back too often before (UNCOUNTED_RETURNS_MAX).  `lost`: the consumer left without a goodbye.  Clients work in
+        order, so then the oldest delivery counts where the peer named none.  Where this worker ends, none counts.
         """
-        cdef size_t i
         cdef letter l
         cdef bint vanished = lost or self.table.ending
-        lost = lost and not self.table.ending
+        cdef delivery *d
+        cdef bint failed, counts = not self.table.ending
+        cdef bint oldest_counts = lost and counts and not self._is_any_held(consumer)
         if consumer.queue is not self:
             return
         self.check_home()
         self.report(consumer)
         while consumer.own.first != NO_SLOT:
-            self.give_back(consumer, consumer.own.first, lost, 0)
-            lost = False
-        for i in range(consumer.pending_head, consumer.pending_size):
-            l = consumer.pending[i]
-            self.give_back_message(consumer, l.offset, l.attempts, l.strikes, 0)
-        consumer.pending_head = consumer.pending_size = 0
+            d = &consumer.deliveries.slots[consumer.own.first]
+            failed = counts and (oldest_counts or d.held or d.attempts > UNCOUNTED_RETURNS_MAX)
+            oldest_counts = False
+            self._return(consumer, consumer.own.first, failed, 0)
+        self._return_pending(consumer)
         del self.consumers[consumer.consumer_id]
         if consumer.record and not vanished and not consumer.subscriber_ttl_s:
             self.members.leave(consumer.record)
@@ -271,6 +283,23 @@ cdef class Queue(StreamUser):
             core.word_bit_clear(&self.control.workers, self.worker)
             self.told = 0
         self.close_if_unused()
+
+    cdef bint _is_any_held(self, Consumer consumer) noexcept:
+        """Did the peer name a delivery as in its program's hand?"""
+        cdef int32_t slot = consumer.own.first
+        while slot != NO_SLOT and not consumer.deliveries.slots[slot].held:
+            slot = consumer.deliveries.slots[slot].next
+        return slot != NO_SLOT
+
+    cdef int _return_pending(self, Consumer consumer) except -1:
+        """Give back what a home elsewhere handed over and what was never written."""
+        cdef letter l
+        cdef size_t i
+        for i in range(consumer.pending_head, consumer.pending_size):
+            l = consumer.pending[i]
+            self.give_back_message(consumer, l.offset, l.attempts, l.strikes, 0)
+        consumer.pending_head = consumer.pending_size = 0
+        return 0
 
     cdef int room_again(self, Consumer consumer) except -1:
         """A consumer that had no room has some now."""
@@ -287,7 +316,10 @@ cdef class Queue(StreamUser):
         """The consumer has acknowledged this delivery."""
         cdef uint64_t offset = consumer.deliveries.slots[slot].offset
         self._settle(offset)
+        if slot == consumer.own.first:
+            consumer.clock_ms = self.table.now_ms  # the next one has all of its time from here
         consumer.deliveries.remove(&consumer.own, slot)
+        self._heard(consumer)
         if self.home is not None:
             return self.home.acked(consumer)
         return self.count_settled(consumer)
@@ -338,16 +370,35 @@ cdef class Queue(StreamUser):
         return core.ledger_is_held_by(word, self.worker, self.life)
 
     cdef int give_back(self, Consumer consumer, int32_t slot, bint strike, int64_t delay_ms) except -1:
-        """This delivery came to nothing: the message is ready again, after `delay_ms`."""
+        """The consumer refuses this delivery: the message is ready again, after `delay_ms` or the back-off."""
+        self._heard(consumer)
+        return self._return(consumer, slot, strike, delay_ms)
+
+    cdef int _heard(self, Consumer consumer) except -1:
+        """The consumer said what became of a delivery: it is at work."""
+        consumer.heard_ms = self.table.now_ms
+        if consumer.overdue:
+            consumer.overdue = consumer.returning = False
+            if self.home is not None:  # a home elsewhere hears of it with the delivery
+                self.home.narrowed(consumer)
+        return 0
+
+    cdef int _return(self, Consumer consumer, int32_t slot, bint failed, int64_t delay_ms) except -1:
+        """Give a delivery back; `failed`: it counts towards the limit."""
         cdef delivery d = consumer.deliveries.slots[slot]
+        cdef uint32_t strikes = d.strikes
+        if slot == consumer.own.first:
+            consumer.clock_ms = self.table.now_ms
         consumer.deliveries.remove(&consumer.own, slot)
-        return self.give_back_message(consumer, d.offset, d.attempts,
-                                      min(d.strikes + strike, <uint32_t> core.LEDGER_ATTEMPTS_MAX), delay_ms)
+        if failed:
+            strikes = min(strikes + 1, <uint32_t> FAILURES_MOST)
+            delay_ms = max(delay_ms, <int64_t> self.options.backoff_after_failure(strikes))
+        return self.give_back_message(consumer, d.offset, d.attempts, strikes, delay_ms)
 
     cdef int refuse(self, Consumer consumer, int32_t slot) except -1:
         """This consumer cannot be given the message; it was no attempt, and the home looks for another."""
         consumer.deliveries.slots[slot].attempts = max(consumer.deliveries.slots[slot].attempts, 1) - 1
-        return self.give_back(consumer, slot, False, UNSUITED)
+        return self._return(consumer, slot, False, UNSUITED)
 
     cdef int give_back_message(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes,
                                int64_t delay_ms) except -1:
@@ -373,36 +424,57 @@ cdef class Queue(StreamUser):
         if self.told:
             l = self.letter_of(LETTER_RETURNED, self.told, consumer)
             l.offset, l.attempts, l.strikes = offset, attempts, strikes
-            l.count, l.index = <uint32_t> min(max(delay_ms, 0), 0x7FFFFFFF), delay_ms == UNSUITED
+            l.count = <uint32_t> min(max(delay_ms, 0), 0x7FFFFFFF)
+            l.index = (delay_ms == UNSUITED) | consumer.overdue << 1
             l.received, l.low = consumer.received, consumer.lowest() if self._is_fan_out() else 0
             self._send_home(&l)
             if self.mode == MODE_FAN_OUT_WITH_ACK and delay_ms != UNSUITED \
-                    and strikes < <uint32_t> self.options.attempts_max:
+                    and strikes < self.failures_max:
                 # The entry does not show whose copy came back: should the home die, its successor is told.
                 consumer.returned[offset] = (self.table.now_ms + delay_ms if delay_ms else 0, attempts, strikes)
         return 0
 
     def _acks_overdue(self, now_ms):
-        """The timer: give back what was in flight for too long, and set it for the next."""
+        """The timer: a consumer that says nothing of its oldest delivery for the ack timeout loses it as a failed one.
+
+        The clock starts anew when the oldest delivery is settled.  A consumer that settled younger ones meanwhile is at
+        work and keeps them.  One that settled none is stuck: all others are ready again without a count, for whoever
+        has room, and until it settles one it has a small window (Member.window).
+        """
         cdef Consumer consumer
         cdef int64_t due = INT64_MAX
         cdef int64_t timeout_ms = self.options.ack_timeout_ms
         cdef delivery *d
         cdef uint32_t strikes
+        cdef int64_t began
         cdef int budget = OVERDUE_BUDGET
         for consumer in list(self.consumers.values()):
             while consumer.own.first != NO_SLOT:
                 d = &consumer.deliveries.slots[consumer.own.first]
-                if d.sent_ms + timeout_ms > now_ms:
-                    due = min(due, d.sent_ms + timeout_ms)
+                began = max(d.sent_ms, consumer.clock_ms)
+                if not consumer.returning and began + timeout_ms > now_ms:
+                    due = min(due, began + timeout_ms)
                     break
                 if budget == 0:
                     due = now_ms  # on with the next turn
                     break
                 budget -= 1
+                if consumer.returning:
+                    self._return(consumer, consumer.own.first, d.attempts > UNCOUNTED_RETURNS_MAX, 0)
+                    continue
+                if consumer.heard_ms <= began:
+                    slow.say(self.key, "queue %s: a consumer said nothing of message %d for %d ms; that delivery counts as "
+                             "failed, and %d others are handed on uncounted", self.name, d.offset, timeout_ms,
+                             consumer.own.count - 1 + consumer.pending_size - consumer.pending_head)
+                    consumer.overdue = consumer.returning = True
+                    if self.home is not None:
+                        self.home.narrowed(consumer)
                 strikes = d.strikes + 1
-                delay_ms = 0 if strikes >= <uint32_t> self.options.attempts_max else self.options.backoff_after(strikes)
-                self.give_back(consumer, consumer.own.first, True, delay_ms)
+                delay_ms = 0 if strikes >= self.failures_max else self.options.backoff_after(strikes)
+                self._return(consumer, consumer.own.first, True, delay_ms)
+            if consumer.returning and consumer.own.first == NO_SLOT:
+                consumer.returning = False
+                self._return_pending(consumer)
         if due != INT64_MAX:
             self.ack_timer.set(due)
 
@@ -471,7 +543,8 @@ cdef class Queue(StreamUser):
         memset(&l, 0, sizeof(l))
         l.kind, l.sender, l.slot, l.tag, l.generation = kind, self.worker, self.stream.slot, self.tag, generation
         if consumer is not None:
-            l.consumer, l.count, l.index = consumer.consumer_id, consumer.prefetch, consumer.follows
+            l.consumer, l.count = consumer.consumer_id, consumer.prefetch
+            l.index = consumer.follows | consumer.overdue << 1
             l.low, l.received, l.attempts, l.offset = consumer.seen, consumer.fresh, consumer.peer, consumer.record
         return l
 

@@ -136,11 +136,11 @@ cdef class QueueTable:
         had, now = queue.options, options_of(policies.options(queue.record), self.defaults)
         if now == had:
             return 0
-        queue.options, queue.max_messages, queue.overflow = now, now.max_messages, int(now.overflow)
+        queue._use(now)
         try:
             self._take_effect(queue, had)
         except BaseException:  # so that another attempt finds something to do
-            queue.options, queue.max_messages, queue.overflow = had, had.max_messages, int(had.overflow)
+            queue._use(had)
             raise
         if queue.home is not None:  # once, and not by each worker
             altering.say((queue.key, now), "queue %s: its options are changed: %s", queue.name, ", ".join(

@@ -51,7 +51,7 @@ cdef class Rotation(Backlog):
     # ---- members ----
 
     cdef int has_room(self, Member m) except -1:
-        if not m.able and not m.gone and not m.failed and m.outstanding < m.prefetch:
+        if not m.able and not m.gone and not m.failed and m.outstanding < m.window:
             m.able = True
             self.able.append(m)
         return 0
@@ -67,8 +67,9 @@ cdef class Rotation(Backlog):
             # It was found ready before its letter came, and taken on the account of another that still waits.
             self.ready += 1
             return 0
-        if w.strikes >= <uint32_t> self.queue.options.attempts_max:
+        if w.strikes >= self.queue.failures_max:
             return self.bury_exhausted(offset, w.attempts, w.strikes)
+        self.failed_again(offset, w.strikes)
         if w.state == LEDGER_DELAYED and due_ms and offset >= self.expired:
             heapq.heappush(self.delayed, (due_ms, offset))
             return 0
@@ -78,6 +79,7 @@ cdef class Rotation(Backlog):
 
     cdef int unsuited(self, Member m, uint64_t offset, uint32_t attempts) except -1:
         cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
+        cdef Py_ssize_t most = self.queue.options.attempts_max or 0  # None: no dead-letter queue, so nobody is counted
         if entry == NULL or core.ledger_state_of(core.word_load(&entry.word)) != LEDGER_DELAYED:
             return 0
         if offset < self.expired:
@@ -87,10 +89,10 @@ cdef class Rotation(Backlog):
             who = set()
             if len(self.tried) < ASIDE_MAX:
                 self.tried[offset] = who
-        if len(who) < self.queue.options.attempts_max:
+        if len(who) < most:
             who.add(m.peer)
         # Without a dead-letter queue it stays: somebody who can be given it may still come.
-        if len(who) >= self.queue.options.attempts_max and self.queue.options.dead_letter:
+        if len(who) >= most and self.queue.options.dead_letter:
             self.tried.pop(offset, None)
             return self.bury(offset, FailureReason.UNDELIVERABLE, attempts)
         if offset not in self.tried or self.refusals >= REFUSALS_MAX:
@@ -199,8 +201,10 @@ cdef class Rotation(Backlog):
         each = core.ledger_each_of(self.raw, base, self.next, LEDGER_READY)
         while core.ledger_each_next(&each):
             w = core.ledger_unpack(core.word_load(&each.entry.word))
-            if w.strikes >= <uint32_t> self.queue.options.attempts_max:
+            if w.strikes >= self.queue.failures_max:
                 self.bury_exhausted(each.offset, w.attempts, w.strikes)
+            else:
+                self.failed_again(each.offset, w.strikes)
         self.ready_from_base()
         self.ready = core.ledger_count(self.raw, base, self.next, LEDGER_READY)
         return 0
@@ -296,7 +300,7 @@ cdef class Rotation(Backlog):
             if offset < self.expired:
                 self.bury(offset, FailureReason.MESSAGE_EXPIRED, self.word.attempts)
                 continue
-            if self.word.strikes >= <uint32_t> self.queue.options.attempts_max:
+            if self.word.strikes >= self.queue.failures_max:
                 self.bury_exhausted(offset, self.word.attempts, self.word.strikes)
                 continue
             e = self.look(offset, m)

@@ -37,6 +37,7 @@ cdef class Stream:
     cdef list readers               # users to tell of news
     cdef set holders                # all users
     cdef dict unsynced              # users waiting for a sync (durability `disk`), in order
+    cdef dict names                 # publisher reference -> how many publishers bear it on this worker; None: none yet
     cdef bint dirty                 # in the table's list of streams to persist
     cdef bint syncing               # a helper thread is in fdatasync for this stream
     cdef bint sync_again            # the last one failed: not at once, but with the next tick
@@ -52,6 +53,10 @@ cdef class Stream:
 
     cdef int attach(self, StreamUser user) except -1
     cdef int detach(self, StreamUser user) except -1
+    # A publisher of that reference is connected here: its highest publishing id is kept until `undeclare`.
+    cdef int declare(self, bytes reference) except -1
+    cdef int undeclare(self, bytes reference) except -1
+    cdef int _count_rebuilt(self) except -1
     cdef int attach_reader(self, StreamUser user) except -1
     cdef int detach_reader(self, StreamUser user) except -1
     cdef int add_waiting(self, StreamUser user) except -1
@@ -70,6 +75,7 @@ cdef class StreamTable:
     cdef readonly object metadata, helpers, log_directory
     cdef public object alarms       # broker.alarms.Alarms; None where nobody looks
     cdef object says                # OnceAMinute
+    cdef object warns               # the same for warnings
     cdef Board board
     cdef readonly Meters meters
     cdef uint32_t worker

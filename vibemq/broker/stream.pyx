@@ -18,10 +18,11 @@ from functools import partial
 from libc.stdlib cimport free, malloc
 
 from vibemq.storage cimport core
-from vibemq.storage.core cimport ERR_DISK_FULL, OK, err, fault, log_appended
-from vibemq.storage.log cimport storage_error
+from vibemq.storage.core cimport ERR_DISK_FULL, ERR_LIMIT, OK, PUBLISHER_NAMES_MAX, err, fault, log_appended
+from vibemq.storage.log cimport check, storage_error
 from vibemq.storage.meters cimport (
-    METER_CONFIRM_DISK, METER_CONFIRM_OS, METER_CONFIRM_REMOTE, METER_NOT_APPENDED, METER_SYNC, Meters, now_us,
+    METER_CONFIRM_DISK, METER_CONFIRM_OS, METER_CONFIRM_REMOTE, METER_NAMES_EVICTED, METER_NAMES_REFUSED,
+    METER_NOT_APPENDED, METER_SYNC, METER_TABLES_REBUILT, Meters, now_us,
 )
 
 from vibemq.errors import StorageError, StreamNotFound
@@ -94,7 +95,14 @@ cdef class Stream:
     def __repr__(self):
         return f"<Stream {self.virtual_host}{self.name} {self.incarnation}>"
 
+    cdef int _count_rebuilt(self) except -1:
+        if self.log.raw != NULL and core.log_tracking_rebuilt(self.log.raw):
+            self.log.say_rebuilt()
+            self.table.meters.count(METER_TABLES_REBUILT, 1)
+        return 0
+
     def close(self):
+        self._count_rebuilt()
         self.table.appending.pop(self, None)
         core.word_bit_clear(&self.log.control.readers, self.table.worker)
         core.word_bit_clear(&self.log.control.holders, self.table.worker)
@@ -115,6 +123,41 @@ cdef class Stream:
         self.detach_reader(user)
         self.unsynced.pop(user, None)
         self.table.release_if_unused(self)
+        return 0
+
+    cdef int declare(self, bytes reference) except -1:
+        """Raises StorageError: ERR_LIMIT where connected publishers bear all the names that a stream keeps."""
+        cdef core.boolean evicted = False
+        cdef fault f
+        cdef err e
+        if self.names is None:
+            self.names = {}
+        if reference in self.names:
+            self.names[reference] += 1
+            return 0
+        e = core.log_publisher_declare(self.log.raw, self.table.board.raw, self.table.worker, reference,
+                                       <uint32_t> len(reference), &evicted, &f)
+        if e == ERR_LIMIT:
+            self.table.meters.count(METER_NAMES_REFUSED, 1)
+            self.table.warns.say((self.name, "refused"), "stream %s: publisher %r is refused: %d publisher names are "
+                                 "kept, and all are names of connected publishers", self.name, reference,
+                                 PUBLISHER_NAMES_MAX)
+        check(e, &f)
+        self.names[reference] = 1
+        if evicted:
+            self.table.meters.count(METER_NAMES_EVICTED, 1)
+            self.table.warns.say((self.name, "evicted"), "stream %s: %d publisher names are kept; the one that published "
+                                 "longest ago was forgotten for %r", self.name, PUBLISHER_NAMES_MAX, reference)
+        return 0
+
+    cdef int undeclare(self, bytes reference) except -1:
+        cdef fault f
+        self.names[reference] -= 1
+        if self.names[reference]:
+            return 0
+        del self.names[reference]
+        if self.log.raw != NULL and not core.control_is_deleted(self.log.control):
+            check(core.log_publisher_release(self.log.raw, self.table.worker, reference, <uint32_t> len(reference), &f), &f)
         return 0
 
     cdef int attach_reader(self, StreamUser user) except -1:
@@ -349,6 +392,7 @@ cdef class Stream:
         self.news()
         if self.log.raw == NULL:
             return  # they were the end of its last user
+        self._count_rebuilt()
         if not self.has_appended and self.appending:
             self.rest()  # nothing since the last look
             self.chunk_messages = CHUNK_MESSAGES_FIRST
@@ -381,6 +425,7 @@ cdef class StreamTable:
         self.dirty = []
         self.appending = {}
         self.says = OnceAMinute(logger, logging.ERROR)
+        self.warns = OnceAMinute(logger, logging.WARNING)
 
     def note_appending(self, Stream stream):
         """It holds descriptors now; the one that has held its own for longest gives them back for it."""

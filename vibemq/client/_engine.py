@@ -56,6 +56,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vibemq.client")
 
+#: What a client says of a delivery: done, failed, or in the program's hand; and the feature that a broker needs for it.
+SETTLEMENTS: dict[bool | None, tuple[Command, str]] = {
+    True: (Command.ACK, ""),
+    False: (Command.NACK, "nack"),
+    None: (Command.HOLDING, "holding"),
+}
 GOODBYE_TIMEOUT_S = 5.0  # a broker that does not take our last bytes is not waited for
 
 
@@ -87,6 +93,11 @@ class Feed:
         self.leaving = False  # nobody wants its messages any more, though the broker may not know it yet
         self.left = asyncio.Event()  # and now it does
         self._consumer = ref(consumer)
+
+    def hold(self) -> None:
+        """Says which message the program has in hand, before the subscription ends."""
+        if (consumer := self._consumer()) is not None:
+            consumer.say_held()
 
     def give(self, messages: list[Message]) -> None:
         if (consumer := self._consumer()) is not None:
@@ -221,7 +232,9 @@ class Engine:
         if self.is_over:
             return
         link = self._link
-        self._flush_settled()
+        for feed in self._feeds.values():
+            feed.hold()
+        self.flush_settled()
         beside, self._beside = self._beside, {}
         await asyncio.gather(*(engine.close(timeout_s) for engine in beside.values()))
         if self.is_connected:
@@ -257,6 +270,11 @@ class Engine:
     @property
     def is_over(self) -> bool:
         return self.state == State.CLOSED
+
+    @property
+    def takes_holding(self) -> bool:
+        """Can the broker be told what a program has in hand?"""
+        return SETTLEMENTS[None][1] in self.features
 
     def failure(self) -> VibeMQError:
         """Why there is no connection and will be none."""
@@ -494,7 +512,8 @@ class Engine:
         if self._feeds.get(feed.queue) is not feed:
             return
         feed.leaving = True
-        self._flush_settled()
+        feed.hold()
+        self.flush_settled()
         try:
             if self.is_connected:
                 await self._link.exchange(Command.UNSUBSCRIBE, feed.queue, timeout_s=self.patience_s(timeout_s))
@@ -506,6 +525,10 @@ class Engine:
             if self._feeds.get(feed.queue) is feed:
                 del self._feeds[feed.queue]
             feed.left.set()
+
+    def engine_of(self, feed: Feed) -> Engine:
+        """The engine whose connection a feed uses."""
+        return self._beside.get(feed, self)
 
     def abandon(self, feed: Feed) -> None:
         """Unsubscribes without anybody waiting for it. From any thread."""
@@ -525,23 +548,28 @@ class Engine:
         except VibeMQError as error:
             log.warning("queue %s: unsubscribing failed: %s", feed.queue, error)
 
-    def settle(self, message: Message, done: bool) -> bool:
-        """Ack or Nack, sent together with others of this turn of the loop. From any thread."""
-        if self.is_over or not (done or "nack" in self.features):
+    def settle(self, message: Message, done: bool | None) -> bool:
+        """Ack, Nack or (None) Holding, sent together with others of this turn of the loop. From any thread."""
+        command, feature = SETTLEMENTS[done]
+        if self.is_over or not (done or feature in self.features):
             return False
-        self._settled.append((message, Command.ACK if done else Command.NACK))
+        self._settled.append((message, command))
         if not self._settling:
             self._settling = True
             if threading.get_ident() == self._thread_id:
-                self.loop.call_soon(self._flush_settled)
+                self.loop.call_soon(self.flush_settled)
             else:
                 try:
-                    self.loop.call_soon_threadsafe(self._flush_settled)
+                    self.loop.call_soon_threadsafe(self.flush_settled)
                 except RuntimeError:  # the loop has ended
                     return False
         return True
 
-    def _flush_settled(self) -> None:
+    async def flush(self) -> None:
+        """What was said of messages is with the socket when this returns."""
+        self.flush_settled()
+
+    def flush_settled(self) -> None:
         self._settling = False
         settled = []
         while self._settled:

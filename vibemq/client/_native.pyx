@@ -43,6 +43,8 @@ cdef enum:
 
 cdef dict RESEND = {"vibemq-resend": "1"}
 cdef object END = object()
+cdef bytes FIRST = b"\x00\x10deliveryAttempts\x00\x011"  # how the headers of a first delivery end
+cdef Py_ssize_t FIRST_SIZE = len(FIRST)
 
 BATCH_BYTES_MAX = 262_144  # a batch that has reached this is sent: more would only wait in a socket buffer
 
@@ -297,6 +299,16 @@ cdef class Message:
         return int(text) if text.isascii() and text.isdigit() else 1
 
     @property
+    def redelivered(self):
+        """Was it delivered before? Then the broker's last header, deliveryAttempts, is another than 1."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(self.fields)
+        if size >= FIRST_SIZE and memcmp(
+            PyBytes_AS_STRING(self.fields) + size - FIRST_SIZE, PyBytes_AS_STRING(FIRST), FIRST_SIZE
+        ) == 0:
+            return False
+        return self.attempts > 1
+
+    @property
     def stale(self):
         """Was it delivered on a connection that is gone? Then it will be delivered again."""
         return self.epoch != self.core.epoch
@@ -313,6 +325,14 @@ cdef class Message:
         """
         if not self.settled and self.epoch == self.core.epoch:
             self.settled = self.core.on_settle(self, False)
+
+    def hold(self):
+        """Says that the program has the message in hand, so that its failure counts if nothing else is said of it.
+
+        A broker that does not know the command is not told. The consumers do this where it matters.
+        """
+        if not self.settled and self.epoch == self.core.epoch:
+            self.core.on_settle(self, None)
 
     def __repr__(self):
         return f"Message(queue={self.queue!r}, id={self.id!r}, attempts={self.attempts}, raw={len(self.raw)} B)"
@@ -470,7 +490,7 @@ cdef class Core:
         return 0
 
     def settlements(self, list settled not None):
-        """The Ack and Nack frames for (message, type); those of an older connection are left out."""
+        """The Ack, Nack and Holding frames for (message, type); those of an older connection are left out."""
         cdef Message message
         cdef Py_ssize_t size = 0
         cdef bytes out

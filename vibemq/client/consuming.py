@@ -28,7 +28,14 @@ AsyncHandler = Callable[[Message], Awaitable[object]]
 
 
 class AnyConsumer:
-    """The messages that have come and were not yet handed out, and the one that was handed out last."""
+    """The messages that have come and were not yet handed out, and the one that was handed out last.
+
+    That one is in the program's hand until it is settled or the next one is asked for. If it goes back to its queue
+    unsettled, its delivery has failed, and no other. So the broker is told which message it is: when the consumer
+    ends, and for a message that comes again also when it is handed out, because it may kill the program.
+    """
+
+    looks_only = False  # at messages of which several go back on purpose: none of them has failed
 
     def __init__(
         self,
@@ -82,11 +89,26 @@ class AnyConsumer:
             pass
         return None
 
-    def _settle_last(self, *, failed: bool = False) -> None:
-        """With auto_ack, what becomes of the message at hand now that its reader is done with it."""
+    def _settle_last(self) -> None:
+        """The reader asks for the next message, so it is done with the one at hand."""
         if self._auto_ack and self._last is not None:
-            (self._last.nack if failed else self._last.ack)()
+            self._last.ack()
         self._last = None
+
+    def say_held(self) -> None:
+        """The message in the program's hand, to the broker."""
+        last, self._last = self._last, None
+        if last is not None and not self.looks_only:
+            last.hold()
+
+    def _leave(self, error: BaseException | None) -> None:
+        """The block ends: with an error the message at hand has failed, unless it is one that ends the program."""
+        if error is None and self._auto_ack:
+            self._settle_last()
+        elif error is not None and not isinstance(error, Exception):
+            self._last = None
+        elif self._auto_ack and self._last is not None and not self._engine.takes_holding:
+            self._last.nack()  # an older broker gives it back as failed all the same
 
 
 @contextlib.contextmanager
@@ -128,6 +150,9 @@ class AsyncConsumer(AnyConsumer):
             await self.open()
         while True:
             if (message := self._next_here()) is not None:
+                if message.redelivered and not self.looks_only:
+                    message.hold()
+                    await self._engine.flush()
                 return message
             if self._why is not None:
                 raise self._why
@@ -163,12 +188,13 @@ class AsyncConsumer(AnyConsumer):
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._settle_last(failed=error is not None)
+        self._leave(error)
         with cleaning_up(error):
             await self.close()
 
     def __del__(self) -> None:
         if self._open and not self._over:
+            self.say_held()
             self._engine.abandon(self._feed)
 
 
@@ -229,16 +255,24 @@ class Consumer(AnyConsumer):
         if not self._open and not self._over:
             self.open()
         if (message := self._next_here()) is not None:
-            return message
+            return self._handed_out(message)
         while True:
             self._news.clear()  # before the look, which what comes now would be too late for
             if (message := self._next_here()) is not None:
-                return message
+                return self._handed_out(message)
             if self._why is not None:
                 why, self._why = self._why, None
                 raise why
             if self._over or not self._news.wait(None if self._timeout_s == math.inf else self._timeout_s):
                 raise StopIteration
+
+    def _handed_out(self, message: Message) -> Message:
+        """One that comes again may end this process: the broker hears of it before the program has it."""
+        if message.redelivered and not self.looks_only:
+            message.hold()
+            if not self._engine.is_over:
+                self._call(self._engine.flush())
+        return message
 
     @told_as(AsyncConsumer.close)
     def close(self, timeout_s: float | None = None) -> None:
@@ -253,12 +287,13 @@ class Consumer(AnyConsumer):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._settle_last(failed=error is not None)
+        self._leave(error)
         with cleaning_up(error):
             self.close()
 
     def __del__(self) -> None:
         if self._open:
+            self.say_held()
             self._engine.abandon(self._feed)
 
 

@@ -234,6 +234,7 @@ class Micromsg2Client(Conversation, contextlib.AbstractContextManager["Micromsg2
                 return None
         message, numbers = self._messages.popleft()
         self._handed += numbers
+        self._last_count = len(numbers)
         return message
 
     def __iter__(self) -> Iterator[Message]:
@@ -262,11 +263,24 @@ class Micromsg2Client(Conversation, contextlib.AbstractContextManager["Micromsg2
         try:
             if self.auto_ack and not self._link.closed:
                 self.ack(timeout_s=timeout_s)
+            self._say_held(timeout_s)
         except VibeMQError:
             pass  # it is gone already
         finally:
             self._ended = self._ended or "this client was closed"
             self._leave(timeout_s)
+
+    def _say_held(self, timeout_s: float) -> None:
+        """Tell the broker which message the program has in hand: that one has failed, and not those before it.
+
+        With auto_ack the program was done with these, so they are acknowledged.
+        """
+        if self._link.closed or not self._handed or not self.agreed.reply:
+            return
+        done, held = self._handed[: -self._last_count], self._handed[-1]
+        if self.auto_ack:
+            self._acknowledge(done, timeout_s)
+        self._write(codec.encode_command("holding", [("number", str(held))]), self._deadline(timeout_s))
 
     def _leave(self, timeout_s: float) -> None:
         """Goes when the peer has closed, too; at once would cost what is still on its way."""
@@ -279,8 +293,10 @@ class Micromsg2Client(Conversation, contextlib.AbstractContextManager["Micromsg2
         self._link.close()
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Without an error it waits until everything is accepted; with one the last message comes again."""
+        """Without an error it waits until everything is accepted; with one the last message comes again, as failed."""
         if kind is not None:
+            with contextlib.suppress(VibeMQError):  # the connection may be what went wrong
+                self._say_held(GOODBYE_S)
             self._leave(GOODBYE_S)
             return
         try:

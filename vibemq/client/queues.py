@@ -21,6 +21,7 @@ from vibemq.errors import ConfigError, NotAuthorized, ProtocolError, QueueConfli
 from vibemq.protocols.native.codec import Message as Frame
 from vibemq.protocols.native.options import (
     ADDITIONS,
+    ATTEMPTS_UNLIMITED,
     OPTION_DEFAULTS,
     READERS,
     QueueOptions,
@@ -188,7 +189,7 @@ def member_of(kind: type[IntEnum], value: object, what: str, error: type[VibeMQE
 
 
 def options_payload(wanted: QueueDeclaration) -> bytes:
-    """As .NET peers send them, but the limit only where it is declared, and our additions where they are given."""
+    """As .NET peers send them, but limits only where they are declared, and our additions where they are given."""
     values = {name: getattr(wanted.options, name) for name in SETTINGS}
     if "max_messages" not in wanted.declared:
         values["max_messages"] = None
@@ -214,6 +215,8 @@ def info_of(name: str, payload: bytes) -> QueueInfo:
     try:
         members = msgspec.json.decode(payload, type=dict[str, Any])
         settings = {"maxQueueSize" if key == "maxSize" else key: value for key, value in members.items()}
+        if settings.get("maxRetryAttempts") == ATTEMPTS_UNLIMITED:
+            del settings["maxRetryAttempts"]
         created = members.get("createdAt")
         return QueueInfo(
             name=members.get("name", name),

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from vibemq.config import Remote
-from vibemq.errors import StorageError
+from vibemq.errors import RemoteError, StorageError
 from vibemq.once_a_minute import OnceAMinute, say_due
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs
@@ -30,7 +30,7 @@ from vibemq.remote.followed import Followed
 from vibemq.remote.restoring import HARMED
 from vibemq.remote.service import Service
 from vibemq.remote.tier import GONE, Tier, why_not
-from vibemq.remote.write_ahead import Deposed, Object, WriteAhead
+from vibemq.remote.write_ahead import Deposed, Object, Tenure, WriteAhead
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.shm import Board
@@ -50,6 +50,8 @@ EARLIER_LOOK_S = 10.0
 HARMED_SAID_EACH_S = 3600.0
 #: A listing each: a dollar a month.
 NEWER_LOOK_S = 20.0
+#: Of `remote.deposed_after_s`, the time between two looks for the next epoch; the rest is for the end of this broker.
+NEWER_LOOK_SHARE = 0.4
 FOLLOW_AGAIN_S = 0.5
 SHOWN_MAX = 10  # streams, in the status
 
@@ -62,8 +64,9 @@ class Archiver:
     def __init__(self, config: Remote, metadata: Metadata, board: Board, bucket: Bucket, epochs: Epochs, epoch: int):
         self.config, self.metadata, self.board, self.bucket, self.epochs = config, metadata, board, bucket, epochs
         self.write_ahead = WriteAhead(bucket, config, epoch)
-        self.tier = Tier(config, epochs, metadata, self._uploaded)
-        self.service = Service(os.path.dirname(metadata.path), bucket, self.tier, self.status)
+        self.tenure = Tenure(epochs, epoch, self.write_ahead.failure)
+        self.tier = Tier(config, self.tenure, metadata, self._uploaded)
+        self.service = Service(os.path.dirname(metadata.path), bucket, self.tier, self.tenure, self.status)
         self.by_slot: dict[int, Followed] = {}
         self._dirty: dict[int, None] = {}  # slots with chunks to send, in order
         self._unfollowed: dict[int, tuple[StreamRecord, str]] = {}  # by slot, with the reason: they are tried again
@@ -74,7 +77,6 @@ class Archiver:
         self._sent_s = 0.0  # when the last object was
         self._states_at = 0
         self._state_due_s = 0.0
-        self._newer_due_s = time.monotonic() + NEWER_LOOK_S
         self._earlier_due_s = time.monotonic() + EARLIER_LOOK_S
         self._again_due_s = time.monotonic() + self.config.segment_age_s
         self._again_below = 0
@@ -94,6 +96,7 @@ class Archiver:
         self._follow_all()
         await self.service.listen()
         self.tier.start()
+        self.tier.in_background(self._look_for_newer())
         ready()
         log.info("epoch %d of broker %r in %s", self.write_ahead.epoch, self.config.name, self.config.url)
         try:
@@ -296,9 +299,6 @@ class Archiver:
             self._follow_due_s = now_s + FOLLOW_AGAIN_S
             self._follow_again()
         self._need_no_more()
-        if now_s >= self._newer_due_s:
-            self._newer_due_s = now_s + NEWER_LOOK_S
-            self.tier.in_background(self._look_for_newer())
         if self._has_earlier and now_s >= self._earlier_due_s:
             self._earlier_due_s = now_s + EARLIER_LOOK_S
             self._forget_earlier()
@@ -358,13 +358,29 @@ class Archiver:
         self.tier.in_background(self.write_ahead.prune(below))
 
     async def _look_for_newer(self) -> None:
-        """Who sends nothing meets no seal, and must not sweep what is another's by now, or in another's bucket."""
+        """A broker without traffic of durability `remote` meets no seal, and other streams confirm without the store.
+
+        Often by the next epoch's object; by a listing now and then, and after a pause of this process.
+        """
         bound = self.metadata.binding()
         assert bound is not None
-        await self.bucket.bind(bound[0])
-        by = await self.epochs.newer_than(self.write_ahead.epoch)
-        if by is not None and not self.write_ahead.failure.done():
-            self.write_ahead.failure.set_exception(Deposed(f"of broker {self.config.name!r}", by))
+        interval_s = self.config.deposed_after_s * NEWER_LOOK_SHARE
+        listed_s = looked_s = -NEWER_LOOK_S
+        while True:
+            now_s = time.monotonic()
+            has_slept, looked_s = now_s - looked_s > 2 * interval_s, now_s
+            try:
+                if has_slept or now_s - listed_s >= NEWER_LOOK_S:
+                    listed_s = now_s
+                    await self.bucket.bind(bound[0])
+                    await self.tenure.check()
+                else:
+                    await self.tenure.check_next()
+            except Deposed:
+                return
+            except RemoteError as problem:  # the bucket counts it, and `_check` says so
+                log.debug("whether a newer epoch was taken is not known: %s", problem)
+            await asyncio.sleep(interval_s)
 
     def _check(self) -> None:
         """Raises what ended the sequence; says that the store is away, and when it is back."""

@@ -48,15 +48,19 @@ def ask(
     return answer
 
 
-def change_body(changes: Changes) -> str:
-    """A number of its own tells its author from others who made the same change."""
-    return json.dumps({"writer": secrets.token_hex(16), "changes": changes}, sort_keys=True)
+def change_body(changes: Changes, **by: object) -> str:
+    """A number of its own tells its author from others who made the same change.  ``by``: `broker` and `epoch`."""
+    return json.dumps({"writer": secrets.token_hex(16), "changes": changes, **by}, sort_keys=True)
 
 
-def publisher(data_dir: str) -> Callable[[int, Changes], None]:
+def _writer(body: str) -> str:
+    return str(json.loads(body)["writer"])
+
+
+def publisher(data_dir: str) -> Callable[[int, Changes], int]:
     """What `Metadata.publish` is to be: changes are made objects of the bucket by the archiver.  Blocks."""
 
-    def publish(number: int, changes: Changes) -> None:
+    def publish(number: int, changes: Changes) -> int:
         body = change_body(changes)
         try:
             answer = ask(data_dir, "change", number=number, body=body)
@@ -66,10 +70,12 @@ def publisher(data_dir: str) -> Callable[[int, Changes], None]:
             raise MetadataUnsure(
                 "ERR_IO",
                 f"the object store has not said that it took a change of the metadata: {answer['why']}",
-                hint="whether it was made shows when the store answers again; then do it once more",
+                hint=answer.get("hint")
+                or "whether it was made shows when the store answers again; then do it once more",
             )
-        if (taken := answer.get("taken")) is not None and taken != body:
-            raise NumberTaken(number, json.loads(taken))
+        if (taken := answer.get("taken")) is not None and (made := json.loads(taken))["writer"] != _writer(body):
+            raise NumberTaken(number, made)
+        return int(answer["epoch"])
 
     return publish
 

@@ -23,6 +23,7 @@ from vibemq.remote import cipher
 from vibemq.remote.objects import (
     FORMAT_KEY,
     Buffer,
+    Damaged,
     Kind,
     Trailer,
     damaged,
@@ -39,6 +40,8 @@ REQUEST_TIMEOUT_S = 30
 CONNECT_TIMEOUT_S = 5
 #: Between two attempts of a bucket that is patient.
 RETRY_S = 1.0
+#: An object is called damaged when it was read so often, with a pause between: one answer may have been cut short.
+READS_MAX, READ_AGAIN_S = 3, 0.2
 LIST_TIMEOUT_S = 600  # of all pages: a million names take a minute
 WRITE_TIMEOUT_S = 3600  # of all parts: 3 GB, the largest segment, in that time are 7 Mbit/s; each part is a request
 #: Within obstore, for what may be repeated without a thought; beyond that whoever asked decides.
@@ -375,14 +378,17 @@ class Bucket:
 
     async def read(self, key: str, kind: Kind) -> memoryview:
         """The whole body, checked.  Raises Missing, RemoteError."""
-        self.counts.gets += 1
 
         async def get() -> Any:
             return await (await self._obstore.get_async(self._store, key)).bytes_async()
 
-        whole = memoryview(await self._ask("read", key, get))
-        self.counts.received_bytes += len(whole)
-        body = opened(key, kind, whole)
+        async def checked() -> tuple[memoryview, memoryview]:
+            self.counts.gets += 1
+            whole = memoryview(await self._ask("read", key, get))
+            self.counts.received_bytes += len(whole)
+            return whole, opened(key, kind, whole)
+
+        whole, body = await self._read_again(checked)
         trailer = read_trailer(key, kind, whole[-tail_bytes(key) :], len(whole))
         return memoryview(self._keys(key, trailer).decrypt(key, trailer, 0, body)) if trailer.key_number else body
 
@@ -406,13 +412,28 @@ class Bucket:
         return self.keys
 
     async def _part(self, key: str, start: int, end: int) -> memoryview:
-        self.counts.gets += 1
         get = self._obstore.get_range_async
-        found = memoryview(await self._ask("read", key, lambda: get(self._store, key, start=start, end=end)))
-        self.counts.received_bytes += len(found)
-        if len(found) != end - start:
-            raise damaged(key, f"bytes {start} to {end} were asked for, {len(found)} came")
-        return found
+
+        async def checked() -> memoryview:
+            self.counts.gets += 1
+            found = memoryview(await self._ask("read", key, lambda: get(self._store, key, start=start, end=end)))
+            self.counts.received_bytes += len(found)
+            if len(found) != end - start:
+                raise damaged(key, f"bytes {start} to {end} were asked for, {len(found)} came")
+            return found
+
+        return await self._read_again(checked)
+
+    async def _read_again(self, checked: Callable[[], Awaitable[Result]]) -> Result:
+        """Return what ``checked`` reads.  An answer that does not fit its check may have been cut: it is read again
+        before the object is called damaged."""
+        for _ in range(READS_MAX - 1):
+            try:
+                return await checked()
+            except Damaged as problem:
+                log.info("an answer of the object store may have been cut, and is asked for again: %s", problem)
+            await asyncio.sleep(READ_AGAIN_S)
+        return await checked()
 
     async def read_damaged_part(self, key: str, start: int, end: int) -> memoryview:
         """Return bytes [start, end) of an object whose trailer cannot be believed, zeros where it has none.

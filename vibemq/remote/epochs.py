@@ -5,15 +5,18 @@
 directory has all that was confirmed since: any other one lacks some of it and must not go on as it is.
 """
 
+import asyncio
 import logging
 import secrets
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from vibemq.errors import RemoteError
-from vibemq.remote.bucket import Bucket, Missing, Taken
+from vibemq.remote.bucket import Bucket, Listed, Missing, Taken
 from vibemq.remote.objects import (
+    RETIRED_PREFIX,
     Damaged,
     Kind,
     Seal,
@@ -36,6 +39,7 @@ KEPT = 16
 SEALED = ".sealed"
 #: A seal is JSON with names of limited length, and the object's key behind it.
 SEAL_BYTES_MAX = 2048
+READS_AT_A_TIME = 16
 
 
 class Outdated(RemoteError):
@@ -81,19 +85,67 @@ class Epochs:
             await self._seal(earlier, epoch)
         if goes_on:
             await self.check_newest()  # one that had begun when this did has confirmed what it ever will
+        await self._finish_retiring(done, epoch)
         await self.bucket.create(epoch_key(self.name, epoch) + SEALED, Kind.EPOCH, body)
         old = [name for name in there if int(name.partition(".")[0]) <= epoch - KEPT]
         await self.bucket.delete([f"brokers/{self.name}/{name}" for name in old])
         return epoch
 
+    # ---- segments that retention takes ----
+
+    # A request to delete has no condition. A broker that slept after its look for a newer epoch would delete objects
+    # that the newer broker reads by then. So it lists them in an object first. The next broker deletes these too,
+    # before it looks which segments there are.
+
+    async def retire(self, epoch: int, keys: list[str], check: Callable[[], Awaitable[None]]) -> None:
+        """Delete objects.  ``check`` raises where a newer epoch was taken."""
+        listed = f"{self._retired}{epoch:08}-{secrets.token_hex(8)}"
+        await self.bucket.create(listed, Kind.RETIRED, to_json(keys=keys))
+        await check()
+        await self.bucket.delete(keys)
+        await self.bucket.delete([listed])
+
+    async def _finish_retiring(self, done: int, epoch: int) -> None:
+        """Delete what the epochs since ``done`` began to; what earlier ones list now, they listed too late."""
+        there = [one.key for one in await self.bucket.listed(self._retired)]
+        if await self.newer_than(epoch) is not None:
+            return  # which finishes it, and has not seen what was listed since
+        for key in there:
+            if int(key[len(self._retired) :].partition("-")[0]) >= done:
+                try:
+                    found = from_json(key, await self.bucket.read(key, Kind.RETIRED))
+                    await self.bucket.delete([str(one) for one in found["keys"]])
+                except (Damaged, Missing) as problem:
+                    log.error("which objects an earlier epoch was deleting is not known: %s", problem)
+            await self.bucket.delete([key])
+
+    @property
+    def _retired(self) -> str:
+        return f"{RETIRED_PREFIX}{self.name}/"
+
     async def newer_than(self, epoch: int) -> dict[str, Any] | None:
         """Who has taken an epoch behind that one; None: nobody."""
         listed = await self.bucket.listed(f"brokers/{self.name}/", after=epoch_key(self.name, epoch) + SEALED)
         keys = [found.key for found in listed if not found.key.endswith(SEALED)]
-        if not keys:
+        return await self._taken_by(max(keys)) if keys else None
+
+    async def next_of(self, epoch: int) -> dict[str, Any] | None:
+        """Who has taken the epoch behind that one; None: nobody, or so many came since that it was deleted."""
+        key = epoch_key(self.name, epoch + 1)
+        try:
+            await self.bucket.size(key)
+            return await self._taken_by(key)
+        except Missing:
             return None
-        newest = max(keys)
-        return {**from_json(newest, await self.bucket.read(newest, Kind.EPOCH)), "broker": self.name, "epoch": newest}
+
+    async def _taken_by(self, key: str) -> dict[str, Any]:
+        """What an epoch's object says; that it is there is enough."""
+        said: dict[str, Any] = {}
+        try:
+            said = from_json(key, await self.bucket.read(key, Kind.EPOCH))
+        except (Damaged, Missing) as problem:
+            log.error("who has taken an epoch is not known: %s", problem)
+        return {**said, "broker": self.name, "epoch": int(key.rpartition("/")[2]), "key": key}
 
     async def check_newest(self) -> None:
         """Raises Outdated where another data directory has been this broker."""
@@ -185,6 +237,24 @@ class Epochs:
                 continue  # it was done before
             gone = [found for found in there[:-1] if found.size > SEAL_BYTES_MAX or not await self._is_seal(found.key)]
             await self.bucket.delete([found.key for found in gone])
+
+
+async def seals_among(bucket: Bucket, objects: list[Listed]) -> set[str]:
+    """The keys of the seals among write-ahead objects; one that is damaged is none."""
+    reads = asyncio.Semaphore(READS_AT_A_TIME)
+
+    async def is_seal(one: Listed) -> bool:
+        if one.size > SEAL_BYTES_MAX:
+            return False
+        async with reads:
+            try:
+                body = await bucket.read(one.key, Kind.WRITE_AHEAD)
+                return any(isinstance(found, Seal) for found in sections(one.key, body))
+            except (Damaged, Missing):
+                return False
+
+    are = await asyncio.gather(*map(is_seal, objects))
+    return {one.key for one, is_one in zip(objects, are, strict=True) if is_one}
 
 
 def _first_gap(numbers: list[int]) -> int:

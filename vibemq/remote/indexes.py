@@ -9,6 +9,7 @@ from vibemq.storage.tail import crc32
 _INDEX_HEADER = struct.Struct(">4sIQI8xI")
 _INDEX_RECORD_BYTES = 32
 _TRACKING_HEADER = struct.Struct(">4sIQI")
+_TRACKING_VERSIONS = (1, 2)
 _CHECK = struct.Struct(">I")
 _INDEX_RECORD = struct.Struct(">QqIII")
 _SEED = struct.Struct(">I")
@@ -43,8 +44,8 @@ def tracking_fault(place: Place, body: memoryview) -> str:
     magic, version, segment, _ = _TRACKING_HEADER.unpack_from(body)
     if magic != b"VMQP" or crc32(body[: -_CHECK.size]) != _CHECK.unpack(body[-_CHECK.size :])[0]:
         return "it is no table of publishing ids, or not the one that was written (CRC)"
-    if version != 1:
-        return f"it is of version {version}, known is version 1"
+    if version not in _TRACKING_VERSIONS:
+        return f"it is of version {version}, known is version {_TRACKING_VERSIONS[-1]}"
     return f"it belongs before offset {segment}, and its name says {place.next}" if segment != place.next else ""
 
 

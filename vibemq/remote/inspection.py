@@ -19,8 +19,9 @@ from urllib.parse import unquote, urlparse
 from vibemq.config import Remote
 from vibemq.errors import RemoteError, UserError, VibeMQError
 from vibemq.remote.bucket import Bucket, Listed
+from vibemq.remote.epochs import seals_among
 from vibemq.remote.objects import FORMAT_KEY, PROBE_PREFIX, Kind, Place, from_json, read_place
-from vibemq.remote.opening import catch_up, newest_snapshot, restore_metadata
+from vibemq.remote.opening import catch_up, fences_among, newest_snapshot, restore_metadata
 from vibemq.remote.stubs import history
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
@@ -30,6 +31,7 @@ _NAMES: tuple[tuple[re.Pattern[str], Kind], ...] = (
     (re.compile(r"meta/(\d{16})"), Kind.CHANGE),
     (re.compile(r"meta/snapshot-(\d{16})"), Kind.SNAPSHOT),
     (re.compile(r"brokers/([A-Za-z0-9_-]+)/(\d{8})(\.sealed)?"), Kind.EPOCH),
+    (re.compile(r"retired/([A-Za-z0-9_-]+)/(\d{8})-[0-9a-f]{16}"), Kind.RETIRED),
     (re.compile(r"wal/([A-Za-z0-9_-]+)/(\d{8})/(\d{16})"), Kind.WRITE_AHEAD),
 )
 OF_SUFFIX = {"segment": Kind.SEGMENT, "index": Kind.INDEX, "tracking": Kind.TRACKING}
@@ -47,6 +49,8 @@ class Contents:
     sealed: dict[str, int] = field(default_factory=dict)  # by broker: all epochs before this one are
     write_ahead: dict[str, dict[int, dict[int, Listed]]] = field(default_factory=dict)  # by broker, epoch, number
     places: dict[str, dict[Place, dict[str, Listed]]] = field(default_factory=dict)  # by incarnation; by suffix
+    #: Fences and seals of earlier epochs, which stay for ever, by their keys; `read_marks` finds them.
+    marks: set[str] = field(default_factory=set)
     probes: list[Listed] = field(default_factory=list)  # of starts that still run, or were killed
     strange: list[Listed] = field(default_factory=list)  # of no name that is ours
 
@@ -77,6 +81,8 @@ class Contents:
                     self.sealed[name] = max(epoch, self.sealed.get(name, 0))
                 else:
                     self.epochs.setdefault(name, {})[epoch] = found
+            elif kind is Kind.RETIRED:
+                pass  # whoever takes the next epoch reads it
             elif kind is Kind.WRITE_AHEAD:
                 self.write_ahead.setdefault(match[1], {}).setdefault(int(match[2]), {})[int(match[3])] = found
             else:
@@ -109,6 +115,17 @@ async def contents_of(bucket: Bucket, prefix: str = "") -> Contents:
     for one in await bucket.listed(prefix):
         found.add(one)
     return found
+
+
+async def read_marks(bucket: Bucket, contents: Contents) -> None:
+    """Fill ``contents.marks``, by reading what is small enough to be one.  Raises RemoteError."""
+    oldest = min(contents.snapshots, default=0)
+    old = [one for number, one in contents.changes.items() if number <= oldest]
+    contents.marks |= await fences_among(bucket, old)
+    for name, epochs in contents.write_ahead.items():
+        for epoch, objects in epochs.items():
+            if epoch < contents.sealed.get(name, 0):
+                contents.marks |= await seals_among(bucket, list(objects.values()))
 
 
 @contextlib.asynccontextmanager

@@ -32,6 +32,7 @@ class Kind(IntEnum):
     INDEX = 7
     TRACKING = 8
     PROBE = 9
+    RETIRED = 10
 
 
 class Trailer(NamedTuple):
@@ -123,9 +124,11 @@ def to_json(**fields: object) -> bytes:
 # ---- names ----
 
 FORMAT_KEY = "format"
+RETIRED_PREFIX = "retired/"  # lists of objects that a broker is deleting
 PROBE_PREFIX = "probe/"  # objects that a start makes to try the store, and deletes
 _PLACE = re.compile(
     r"streams/([0-9a-f]{16})/([0-9]{20})-([0-9]{20})-([0-9]{8})-([0-9a-f]{8})-([0-9]{13})-([0-9]{13})"
+    r"(?:-([0-9]{8}))?"
     r"\.(segment|index|tracking)"
 )
 
@@ -151,7 +154,10 @@ def write_ahead_key(name: str, epoch: int, number: int) -> str:
 
 
 class Place(NamedTuple):
-    """A segment in the store; times in ms since 1970, which no clock of a broker is before."""
+    """A segment in the store; times in ms since 1970, which no clock of a broker is before.
+
+    Where two have the same offsets, the one of the higher ``broker_epoch`` counts.
+    """
 
     incarnation: str
     first: int
@@ -160,9 +166,11 @@ class Place(NamedTuple):
     seed: int  # of its checks
     oldest_ms: int
     newest_ms: int
+    broker_epoch: int = 0  # of the broker that sent it up; 0: an older version did, whose names have none
 
     def key(self, suffix: str = "segment") -> str:
         times = f"{max(0, self.oldest_ms):013}-{max(0, self.newest_ms):013}"
+        times += f"-{self.broker_epoch:08}" if self.broker_epoch else ""
         place = f"{self.first:020}-{self.next:020}-{self.epoch:08}-{self.seed:08x}-{times}"
         return f"streams/{self.incarnation}/{place}.{suffix}"
 
@@ -172,8 +180,9 @@ def read_place(key: str) -> tuple[Place, str] | None:
     match = _PLACE.fullmatch(key)
     if match is None:
         return None
-    incarnation, first, after, epoch, seed, oldest_ms, newest_ms, suffix = match.groups()
-    return Place(incarnation, int(first), int(after), int(epoch), int(seed, 16), int(oldest_ms), int(newest_ms)), suffix
+    incarnation, first, after, epoch, seed, oldest_ms, newest_ms, broker_epoch, suffix = match.groups()
+    numbers = int(first), int(after), int(epoch), int(seed, 16), int(oldest_ms), int(newest_ms), int(broker_epoch or 0)
+    return Place(incarnation, *numbers), suffix
 
 
 # ---- write-ahead objects ----

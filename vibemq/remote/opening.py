@@ -22,11 +22,11 @@ import zstandard
 from vibemq.config import Config
 from vibemq.errors import ConfigError, RemoteError, Superseded
 from vibemq.remote.asking import change_body
-from vibemq.remote.bucket import Bucket, Missing, Taken
+from vibemq.remote.bucket import Bucket, Listed, Missing, Taken
 from vibemq.remote.epochs import Epochs, Outdated
 from vibemq.remote.objects import FORMAT_KEY, Damaged, Kind, change_key, from_json, snapshot_key, to_json
 from vibemq.remote.probing import prove_create_only
-from vibemq.remote.restoring import HARMED, restore_logs
+from vibemq.remote.restoring import HARMED, READS_AT_A_TIME, restore_logs
 from vibemq.storage.changes import Changes, NumberTaken
 from vibemq.storage.metadata import Metadata, restore
 
@@ -36,6 +36,8 @@ RETRY_S = 1.0
 #: Changes behind the newest snapshot, at a start, with which another one is made.
 SNAPSHOT_EACH = 256
 SNAPSHOTS_KEPT = 3
+#: A change of nothing: JSON with names of limited length, and the object's key behind it.
+FENCE_BYTES_MAX = 512
 META_DB_MAX_BYTES = 1 << 32
 #: A file in the data directory as long as it is being restored: who finds it begins again.
 RESTORING = "restoring"
@@ -67,7 +69,8 @@ async def open_bucket(config: Config, require: Callable[[Metadata], None], make:
         raise Superseded(str(problem), hint=problem.hint) from None
     await catch_up(bucket, metadata)
     await _snapshot(bucket, metadata)
-    await _make(bucket, metadata, make)
+    await _fence(bucket, metadata, epoch)
+    await _make(bucket, metadata, make, epoch)
     half_made = os.path.join(config.data_path, RESTORING)
     harmed = await restore_logs(bucket, epochs, metadata, os.path.exists(half_made), config.remote.puts_max)
     if harmed:
@@ -79,7 +82,26 @@ async def open_bucket(config: Config, require: Callable[[Metadata], None], make:
     return epoch
 
 
-async def _make(bucket: Bucket, metadata: Metadata, make: Callable[[Metadata], None]) -> None:
+async def _fence(bucket: Bucket, metadata: Metadata, epoch: int) -> None:
+    """A change of nothing, behind which no change of an earlier epoch counts.
+
+    What a broker of an earlier epoch answered lies before it: that broker looks for a newer epoch before it answers.
+    """
+    while True:
+        await catch_up(bucket, metadata)
+        bound = metadata.binding()
+        assert bound is not None
+        number = bound.number + 1
+        try:
+            body = change_body([], broker=bound.name, epoch=epoch)
+            await bucket.create(change_key(number), Kind.CHANGE, body.encode())
+        except Taken:
+            continue
+        metadata.apply(number, [], epoch)
+        return
+
+
+async def _make(bucket: Bucket, metadata: Metadata, make: Callable[[Metadata], None], epoch: int) -> None:
     """``make`` changes the metadata, on a thread: the loop puts the changes into the bucket, for no archiver lives."""
     loop = asyncio.get_running_loop()
 
@@ -90,8 +112,13 @@ async def _make(bucket: Bucket, metadata: Metadata, make: Callable[[Metadata], N
         except Taken:
             raise NumberTaken(number, from_json(key, await bucket.read(key, Kind.CHANGE))) from None
 
-    def publish(number: int, changes: Changes) -> None:
-        asyncio.run_coroutine_threadsafe(create(number, change_body(changes).encode()), loop).result()
+    bound = metadata.binding()
+    assert bound is not None
+
+    def publish(number: int, changes: Changes) -> int:
+        body = change_body(changes, broker=bound.name, epoch=epoch)
+        asyncio.run_coroutine_threadsafe(create(number, body.encode()), loop).result()
+        return epoch
 
     def work() -> None:
         try:
@@ -239,7 +266,7 @@ async def catch_up(bucket: Bucket, metadata: Metadata) -> None:
                 hint="the metadata cannot be brought up to date without it: restore that object",
             )
         body = from_json(one.key, await bucket.read(one.key, Kind.CHANGE))
-        metadata.apply(number + 1, body["changes"])
+        metadata.apply(number + 1, body["changes"], body.get("epoch", 0))
         number += 1
 
 
@@ -264,5 +291,24 @@ async def _snapshot(bucket: Bucket, metadata: Metadata) -> None:
         ) from None
     old = there[: -(SNAPSHOTS_KEPT - 1)]
     if old:
-        superfluous = [one.key for one in await bucket.listed("meta/") if one.key <= change_key(old[-1])]
-        await bucket.delete([*superfluous, *map(snapshot_key, old)])
+        superfluous = [one for one in await bucket.listed("meta/") if one.key <= change_key(old[-1])]
+        fences = await fences_among(bucket, superfluous)
+        await bucket.delete([*({one.key for one in superfluous} - fences), *map(snapshot_key, old)])
+
+
+async def fences_among(bucket: Bucket, changes: list[Listed]) -> set[str]:
+    """Their keys: they stay, so that no broker which slept creates another change under such a number."""
+    reads = asyncio.Semaphore(READS_AT_A_TIME)
+
+    async def is_fence(one: Listed) -> bool:
+        if one.size > FENCE_BYTES_MAX:
+            return False
+        async with reads:
+            try:
+                return not from_json(one.key, await bucket.read(one.key, Kind.CHANGE)).get("changes", True)
+            except (Damaged, Missing) as problem:
+                log.error("whether a change of the metadata is a fence is not known, so it stays: %s", problem)
+                return True
+
+    are = await asyncio.gather(*map(is_fence, changes))
+    return {one.key for one, is_one in zip(changes, are, strict=True) if is_one}

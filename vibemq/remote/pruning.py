@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from vibemq.remote.bucket import LISTED_AT_A_TIME, Bucket, Listed
 from vibemq.remote.inspection import Contents, contents_of, records_of
 from vibemq.remote.objects import Kind
+from vibemq.remote.opening import fences_among
 from vibemq.remote.stubs import history
 
 #: A segment follows its index and its tracking table when it was sent up; the largest on a slow line takes this long.
@@ -42,8 +43,9 @@ async def superfluous(bucket: Bucket) -> Superfluous:
     oldest = min(contents.snapshots, default=0)
     if oldest in contents.snapshots:
         await bucket.read(contents.snapshots[oldest].key, Kind.SNAPSHOT)  # or the changes before it are all there is
-    _put(found.goes, "changes that are part of the oldest snapshot",
-         [one for number, one in contents.changes.items() if number <= oldest])  # fmt: skip
+    old = [one for number, one in contents.changes.items() if number <= oldest]
+    fences = await fences_among(bucket, old)
+    _put(found.goes, "changes that are part of the oldest snapshot", [one for one in old if one.key not in fences])
     now_s = _now(contents)
     for incarnation, places in contents.places.items():
         objects = [one for parts in places.values() for one in parts.values()]

@@ -71,9 +71,12 @@ async def restore_logs(bucket: Bucket, epochs: Epochs, metadata: Metadata, is_wh
     await asyncio.gather(
         *(one.take_places(bucket, places.get(incarnation, {}), tables) for incarnation, one in wanted.items())
     )
-    async for found in _all_sections(epochs, puts_max, harmed):
+    async for epoch, found in _all_sections(epochs, puts_max, harmed):
         if (one := wanted.get(found.incarnation)) is not None:
-            one.lay(found)
+            one.lay(found, epoch)
+    for incarnation, one in wanted.items():
+        if one.superseded:
+            await one.take_places(bucket, places[incarnation], tables)
     holes = [hole for one in wanted.values() if (hole := one.finish())]
     log.warning(
         "restored %d streams from the object store in %.1f s: %d segments there, %d bytes of chunks brought back",
@@ -116,8 +119,10 @@ def _has_damaged_stubs(record: StreamRecord) -> bool:
 
 async def _all_sections(
     epochs: Epochs, puts_max: int, harmed: list[str]
-) -> AsyncIterator[SegmentBegins | Chunks | Offsets | LedgerState]:
-    """Of every write-ahead object that is left, in their order; some are read ahead.  ``harmed``: what is not whole.
+) -> AsyncIterator[tuple[int, SegmentBegins | Chunks | Offsets | LedgerState]]:
+    """Of every write-ahead object that is left, in their order, with its epoch; some are read ahead.
+
+    ``harmed``: what is not whole.
 
     So many objects as are on their way at a time may lie behind one that was never created; behind more it was deleted.
     """
@@ -137,7 +142,7 @@ async def _all_sections(
             before = one
             for section in found:
                 if isinstance(section, SegmentBegins | Chunks | Offsets | LedgerState):
-                    yield section
+                    yield one.epoch, section
 
 
 async def _read(epochs: Epochs, one: WriteAheadObject, harmed: list[str]) -> list[Sections]:
@@ -173,6 +178,7 @@ class Restored:
         self.record, self.directory = record, record.directory
         self.is_missing = is_whole or not os.path.isdir(record.directory)
         self.places: list[Place] = []
+        self.superseded: set[Place] = set()  # segments that a broker sent late, after it had lost its place
         self.laid_bytes = 0
         self._in_store = 0  # offsets below it lie in segments of the store
         self._files: dict[int, int] = {}  # first offset of a segment -> descriptor
@@ -183,7 +189,7 @@ class Restored:
 
     async def take_places(self, bucket: Bucket, places: dict[Place, int], tables: asyncio.Semaphore) -> None:
         """Write stubs for the segments of the store, and the table of publishing ids behind the last one."""
-        self.places = history(places)
+        self.places = history(place for place in places if place not in self.superseded)
         if self.is_missing and (self.places or self.record.durability == "remote"):
             os.makedirs(self.directory, mode=0o750, exist_ok=True)
         if not self.places:
@@ -198,13 +204,14 @@ class Restored:
         await asyncio.gather(*(take(place) for place in self.places if place.first not in known))
         last = self.places[-1]
         self._in_store = last.next
-        if self.is_missing:
+        table_path = os.path.join(self.directory, f"{last.next:020}.tracking")
+        if self.is_missing and not (self.superseded and os.path.exists(table_path)):  # else an object had it
             async with tables:
                 table = await _table(bucket, last)
             if len(table):
                 self._write(f"{last.next:020}.tracking", table)
 
-    def lay(self, found: SegmentBegins | Chunks | Offsets | LedgerState) -> None:
+    def lay(self, found: SegmentBegins | Chunks | Offsets | LedgerState, epoch: int) -> None:
         if isinstance(found, Offsets):
             self._offsets = found.stored
         elif isinstance(found, LedgerState):
@@ -212,6 +219,7 @@ class Restored:
         elif self.record.durability != "remote":
             return
         elif isinstance(found, SegmentBegins):
+            self._supersede(found.first, epoch)
             if found.first >= self._in_store:
                 self._begin(found)
         elif found.segment >= self._in_store and (file := self._files.get(found.segment)) is not None:
@@ -222,6 +230,25 @@ class Restored:
             self._note_epochs(found)
             for first in [first for first in self._files if found.segment < first < found.next]:
                 self._drop(first)
+
+    def _supersede(self, first: int, epoch: int) -> None:
+        """The objects of that epoch have all from offset ``first`` on that its broker did not know in a segment.
+
+        So a segment of an earlier epoch that goes on behind it came late: it may hold what was never confirmed.
+        """
+        late = [one for one in self.places if 0 < one.broker_epoch < epoch and one.next > first]
+        for place in late:
+            log.warning(
+                "stream %r: %s was sent by a broker that had lost its place, and is not used",
+                self.record.name, place.key(),
+            )  # fmt: skip
+            self.superseded.add(place)
+            self.places.remove(place)
+            cold.remove_stub(self.directory, place.first)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.directory, f"{place.next:020}.tracking"))
+        if late:
+            self._in_store = min(self._in_store, first)
 
     # An object may lie behind one that was never created: then what is in it was not confirmed, and a later epoch's
     # messages got the same offsets. What a later epoch says holds.

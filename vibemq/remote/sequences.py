@@ -99,7 +99,7 @@ def _metadata(contents: Contents) -> Iterator[Finding]:
         else:
             means = f"only a restore from a snapshot before number {newest} would need it"
         yield Finding(key, "missing, and there are later changes", means, _COPY)
-    old = [number for number in contents.changes if number <= oldest]
+    old = [number for number, one in contents.changes.items() if number <= oldest and one.key not in contents.marks]
     if old:
         yield Finding(change_key(min(old)), f"{len(old)} changes are part of the oldest snapshot, {oldest}",
                       "nobody reads them", "`vibemq remote prune` deletes them", False)  # fmt: skip
@@ -108,11 +108,14 @@ def _metadata(contents: Contents) -> Iterator[Finding]:
 def _write_ahead(contents: Contents) -> Iterator[Finding]:
     for name, epochs in contents.write_ahead.items():
         for epoch, objects in epochs.items():
-            for before, after in pairwise(sorted(objects)):
-                if after == before + 1:
+            # A broker deletes from the front, and seals stay: only between two other objects there must be no gap.
+            others = sorted(number for number, one in objects.items() if one.key not in contents.marks)
+            for before, after in pairwise(others):
+                missing = [number for number in range(before + 1, after) if number not in objects]
+                if not missing:
                     continue
-                key = write_ahead_key(name, epoch, before + 1)
-                wrong = f"missing, {after - before - 1} in all, and {write_ahead_key(name, epoch, after)} is there"
+                key = write_ahead_key(name, epoch, missing[0])
+                wrong = f"missing, {len(missing)} in all, and {write_ahead_key(name, epoch, after)} is there"
                 behind = sum(number >= after for number in objects)
                 lost = "what it held of streams of durability remote is missing after a lost machine"
                 doubt = (
@@ -157,8 +160,13 @@ def _joints(segments: Iterable[Place], whose: str) -> Iterator[Finding]:
     for place in segments:
         if place in chosen:
             continue
-        end = max(one.next for one in kept if one.first <= place.first)
-        if place.next > end:
+        others = [one for one in kept if one.first < place.next and place.first < one.next]
+        end = max(one.next for one in others)
+        if place.broker_epoch < max(one.broker_epoch for one in others):
+            yield Finding(place.key(), "a segment of a newer broker has some of the same offsets",
+                          "it is not read: its broker had lost its place when it sent this one",
+                          "none; retention takes the newer one", False)  # fmt: skip
+        elif place.next > end:
             yield Finding(place.key(), f"it overlaps another segment, which ends before offset {end}",
                           f"it is not read, and what of {whose} is in it alone cannot be",
                           "look which of the two the broker's disk has; keep that one")  # fmt: skip
@@ -193,6 +201,8 @@ def what_it_means(key: str, kind: Kind, contents: Contents, records: Records) ->
             "what it holds of streams of durability remote, and is in no segment yet, is missing after a lost machine",
             f"keep the broker's disk and let it run till this has gone, twice remote.segment_age_s; else {_COPY}",
         )
+    if kind is Kind.RETIRED:
+        return "objects that retention took may stay: they are below streams/", "`vibemq remote prune`"
     newest, number = max(contents.snapshots, default=0), int(key[-16:])
     if kind is Kind.SNAPSHOT and number == newest:
         older = sorted(contents.snapshots)[-2:-1]

@@ -25,8 +25,9 @@ from typing import Any
 from vibemq.errors import RemoteError, VibeMQError
 from vibemq.remote.asking import FRAME_MAX_BYTES, LENGTH, SOCKET
 from vibemq.remote.bucket import Bucket, Taken
-from vibemq.remote.objects import Kind, change_key, from_json
+from vibemq.remote.objects import Kind, change_key, from_json, to_json
 from vibemq.remote.tier import Tier
+from vibemq.remote.write_ahead import Tenure
 
 #: A question comes in one go; who is slower than this is not one of ours.
 QUESTION_TIMEOUT_S = 10.0
@@ -39,8 +40,10 @@ log = logging.getLogger("vibemq.remote")
 
 
 class Service:
-    def __init__(self, data_dir: str, bucket: Bucket, tier: Tier, status: Callable[[], dict[str, object]]) -> None:
-        self.data_dir, self.bucket, self.tier, self.status = data_dir, bucket, tier, status
+    def __init__(
+        self, data_dir: str, bucket: Bucket, tier: Tier, tenure: Tenure, status: Callable[[], dict[str, object]]
+    ) -> None:
+        self.data_dir, self.bucket, self.tier, self.tenure, self.status = data_dir, bucket, tier, tenure, status
         self._server: asyncio.Server | None = None
         self._open = 0
         self._do: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, object]]]] = {
@@ -111,16 +114,29 @@ class Service:
             return {"ok": False, "why": f"{type(problem).__name__}: {problem}"}
 
     async def _change(self, asked: dict[str, Any]) -> dict[str, object]:
-        key, body = change_key(int(asked["number"])), asked["body"].encode()
-        gone = self.tier.deleted_by(from_json(key, body)["changes"])
+        """Create it, and answer only if no newer epoch was there then: a newer broker may not know it else."""
+        self.tenure.require()
+        key, epoch = change_key(int(asked["number"])), self.tenure.epoch
+        change = from_json(key, asked["body"].encode()) | {"broker": self.tenure.name, "epoch": epoch}
+        gone = self.tier.deleted_by(change["changes"])
+
+        async def made() -> dict[str, object]:
+            try:
+                await self.bucket.create(key, Kind.CHANGE, to_json(**change))
+            except Taken:
+                there = from_json(key, await self.bucket.read(key, Kind.CHANGE))
+                await self.tenure.check()
+                return {"taken": json.dumps(there), "epoch": epoch}
+            await self.tenure.check()
+            return {"epoch": epoch}
+
         try:
-            await asyncio.wait_for(self.bucket.create(key, Kind.CHANGE, body), CHANGE_TIMEOUT_S)
+            answer = await asyncio.wait_for(made(), CHANGE_TIMEOUT_S)
         except TimeoutError:
             raise RemoteError(f"the object store has not taken {key} within {CHANGE_TIMEOUT_S:.0f} s") from None
-        except Taken:
-            return {"taken": bytes(await self.bucket.read(key, Kind.CHANGE)).decode()}
-        self.tier.forget(gone)
-        return {}
+        if "taken" not in answer:
+            self.tier.forget(gone)
+        return answer
 
     async def _fetch(self, asked: dict[str, Any]) -> dict[str, object]:
         await self.tier.cache.fetch(self._log(asked), int(asked["segment"]), int(asked["from"]), int(asked["to"]))

@@ -37,14 +37,31 @@ async def places_of_all(bucket: Bucket) -> dict[str, dict[Place, int]]:
 
 
 def history(places: Iterable[Place]) -> list[Place]:
-    """Rising, without a segment that another one covers."""
+    """Rising, and none has an offset of another: of those that do, the one that the newest broker sent counts.
+
+    A broker that lost its place may have sent a segment late, and a longer one: nothing in it was confirmed after the
+    newer broker began.
+    """
     kept: list[Place] = []
-    for place in sorted(places, key=lambda place: (place.first, place.next, place.epoch)):
-        if kept and place.first == kept[-1].first:
-            kept[-1] = place
-        elif not kept or place.first >= kept[-1].next:
+    some: list[Place] = []  # each overlaps an earlier one of them
+    end = 0
+    for place in sorted(places, key=lambda place: (place.first, place.next)):
+        if some and place.first >= end:
+            kept += _newest(some)
+            some = []
+        some.append(place)
+        end = place.next if len(some) == 1 else max(end, place.next)
+    return kept + _newest(some)
+
+
+def _newest(places: list[Place]) -> list[Place]:
+    if len(places) < 2:
+        return places
+    kept: list[Place] = []
+    for place in sorted(places, key=lambda one: (-one.broker_epoch, -one.epoch, one.first, -one.next)):
+        if all(place.next <= one.first or one.next <= place.first for one in kept):
             kept.append(place)
-    return kept
+    return sorted(kept)
 
 
 async def segment_bytes(bucket: Bucket, place: Place, object_bytes: int) -> int:
@@ -59,12 +76,14 @@ async def segment_bytes(bucket: Bucket, place: Place, object_bytes: int) -> int:
 def stub_of(place: Place, size_bytes: int) -> cold.Stub:
     """What stands for a segment of the store in the log's directory."""
     return cold.Stub(
-        place.first, place.next, size_bytes, place.oldest_ms, place.newest_ms, place.seed, place.epoch
+        place.first, place.next, size_bytes, place.oldest_ms, place.newest_ms, place.seed, place.epoch,
+        place.broker_epoch,
     )  # fmt: skip
 
 
 def place_of(incarnation: str, stub: cold.Stub) -> Place:
-    return Place(incarnation, stub.first, stub.next, stub.epoch, stub.seed, stub.oldest_ms, stub.newest_ms)
+    times = stub.oldest_ms, stub.newest_ms
+    return Place(incarnation, stub.first, stub.next, stub.epoch, stub.seed, *times, stub.broker_epoch)
 
 
 def damaged(directory: str) -> list[int]:

@@ -26,10 +26,10 @@ from vibemq.config import Remote
 from vibemq.errors import RemoteError, StorageError
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote.cache import Cache
-from vibemq.remote.epochs import Epochs
 from vibemq.remote.objects import Kind, Place
 from vibemq.remote.repairing import repair
 from vibemq.remote.stubs import mend, place_of, places_of_all
+from vibemq.remote.write_ahead import Tenure
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, housekeep
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
@@ -69,11 +69,12 @@ class Paused(NamedTuple):
 
 class Tier:
     def __init__(
-        self, config: Remote, epochs: Epochs, metadata: Metadata, uploaded: Callable[[str, int], None]
+        self, config: Remote, tenure: Tenure, metadata: Metadata, uploaded: Callable[[str, int], None]
     ) -> None:
         """``uploaded(incarnation, offset)``: the store has closed segments up to there."""
+        epochs = tenure.epochs
         bucket = epochs.bucket
-        self.config, self.epochs, self.bucket, self.metadata = config, epochs, bucket, metadata
+        self.config, self.tenure, self.epochs, self.bucket, self.metadata = config, tenure, epochs, bucket, metadata
         self.cache = Cache(config, bucket, metadata.streams_dir)
         self._uploaded = uploaded
         self._is_looking = True
@@ -217,6 +218,7 @@ class Tier:
         directory = record.directory
         epoch = await asyncio.to_thread(_make_durable, directory)
         stub = await asyncio.to_thread(cold.describe, directory, first, after, epoch)
+        stub = stub._replace(broker_epoch=self.tenure.epoch)
         place = place_of(record.incarnation, stub)
         files = {
             "tracking": _path(directory, after, "tracking"),
@@ -225,6 +227,7 @@ class Tier:
         }
         for suffix, path in files.items():
             await self.bucket.write(place.key(suffix), SUFFIXES[suffix], _pieces(path))
+        await self.tenure.check()  # a newer broker does not know of it, and the file here is all there is
         await asyncio.to_thread(cold.write_stub, directory, stub)
         if (places := self._places.get(record.incarnation)) is not None:  # else it was deleted meanwhile
             places.append(place)
@@ -330,8 +333,8 @@ class Tier:
             self.segments -= len(gone)
 
     async def _delete(self, places: list[Place]) -> None:
-        for suffix in ("segment", "index", "tracking"):
-            await self.bucket.delete([place.key(suffix) for place in places])
+        keys = [place.key(suffix) for suffix in ("segment", "index", "tracking") for place in places]
+        await self.epochs.retire(self.tenure.epoch, keys, self.tenure.check)
 
     async def _reconcile(self) -> None:
         """Once: what an archiver that was killed, or a power cut, has left between stubs and objects."""
@@ -360,7 +363,8 @@ class Tier:
         first = await asyncio.to_thread(_first_offset, directory)
         if any(name.endswith(".quarantine") for name in os.listdir(directory)):
             return  # what was taken out of the log may be all that is left of something
-        await self._delete([place for place in listed - stubs.keys() if place.next <= first])
+        if gone := [place for place in listed - stubs.keys() if place.next <= first]:
+            await self._delete(gone)
 
     def _directory(self, incarnation: str) -> str:
         return os.path.join(self.metadata.streams_dir, incarnation)

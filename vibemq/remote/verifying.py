@@ -18,7 +18,7 @@ from vibemq.errors import RemoteError, StorageError, VibeMQError
 from vibemq.remote.bucket import Bucket, Listed, Missing
 from vibemq.remote.coverage import Coverage
 from vibemq.remote.indexes import index_fault, tracking_fault
-from vibemq.remote.inspection import Contents, contents_of, records_of
+from vibemq.remote.inspection import Contents, contents_of, read_marks, records_of
 from vibemq.remote.objects import Damaged, Kind, Place, Seal, Trailer, from_json, read_place, sections
 from vibemq.remote.sequences import Finding, findings_in, streams_named, what_it_means
 from vibemq.remote.stubs import history
@@ -31,6 +31,7 @@ MEMORY_MAX_BYTES = 256 << 20
 LOOK_AGAIN_S = 2.0
 #: A store that does not answer is asked again so often.
 TRIES, RETRY_S = 4, 2.0
+NEEDED_IN_JSON = {Kind.FORMAT: "cluster", Kind.CHANGE: "changes", Kind.EPOCH: "writer", Kind.RETIRED: "keys"}
 
 
 @dataclass
@@ -99,6 +100,10 @@ class _Check:
             means = "a lost machine cannot be restored, and prune refuses to delete anything"
             do = problem.hint or "restore the objects below meta/ from a copy or from their versions"
             self._find("meta/", str(problem), means, do)
+        try:
+            await read_marks(self.bucket, self.contents)
+        except RemoteError as problem:
+            self._find("wal/", f"seals cannot be told from other objects: {problem}", "gaps may be none", problem.hint)
         await self._names()
         left = iter(self.contents.all)
         total, done = len(self.contents.all), 0
@@ -132,7 +137,9 @@ class _Check:
         found = findings_in(self.contents, self.records)
         if any(finding.is_problem for finding in found):
             await asyncio.sleep(LOOK_AGAIN_S)
-            again = {finding.key for finding in findings_in(await contents_of(self.bucket), self.records)}
+            now = await contents_of(self.bucket)
+            now.marks = self.contents.marks
+            again = {finding.key for finding in findings_in(now, self.records)}
             found = [finding for finding in found if finding.key in again]
         self.verdict.findings += found
 
@@ -151,9 +158,11 @@ class _Check:
                         "a broker of that epoch that has slept could go on with it, and confirm what nobody reads",
                         f"end every broker {name} but one, and start that one: it seals what is before it",
                     )  # fmt: skip
-                for key in sorted(of_epoch - {last.key}):
-                    self._find(key, "objects come behind this seal, which ends the sequence",
-                               "none of them was confirmed to anybody", "none; they go with the sequence")  # fmt: skip
+                if last.key not in of_epoch:
+                    for key in sorted(of_epoch):
+                        self._find(key, "objects come behind this seal, and no other seal behind them",
+                                   "a start ended while it sealed the sequence, or they came late and nobody counts on "
+                                   "them", f"start broker {name} again: it seals them")  # fmt: skip
         by_first = {(place.incarnation, place.first): walk for place, walk in self._walks.items()}
         for place, walk in self._walks.items():
             if (known := self._indexed.get(place)) is not None and known != walk.chunks:
@@ -271,9 +280,9 @@ class _Check:
                 self._coverage.add(section)
                 if isinstance(section, Seal):
                     self._seals.add(found.key)
-        elif kind in (Kind.FORMAT, Kind.CHANGE, Kind.EPOCH):
+        elif kind in NEEDED_IN_JSON:
             said = from_json(found.key, body)
-            needed = {Kind.FORMAT: "cluster", Kind.CHANGE: "changes", Kind.EPOCH: "writer"}[kind]
+            needed = NEEDED_IN_JSON[kind]
             if needed not in said:
                 self._about(found, kind, f"its JSON has no {needed}")
         else:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from vibemq.config import Remote
 from vibemq.errors import RemoteError
 from vibemq.remote.bucket import Bucket, Taken
+from vibemq.remote.epochs import Epochs
 from vibemq.remote.objects import Buffer, Kind, Seal, sections, tail_bytes, write_ahead_key
 
 log = logging.getLogger("vibemq.remote")
@@ -27,11 +28,48 @@ TAIL_BYTES = 512
 
 
 class Deposed(RemoteError):
-    """Somebody has sealed this sequence: nothing more can be confirmed under this epoch."""
+    """A newer epoch was taken: nothing more can be confirmed under this one."""
 
-    def __init__(self, key: str, by: dict[str, object]) -> None:
-        super().__init__(f"object {key} is a seal of broker {by.get('broker')!r}, epoch {by.get('epoch')}")
+    def __init__(self, why: str, by: dict[str, object]) -> None:
+        super().__init__(why, hint="another broker has this one's place in the bucket: look there, and do it there")
         self.by = by
+
+
+class Tenure:
+    """One epoch, and whether it is over: ``over`` fails with Deposed then, for good.
+
+    A create-only object proves nothing about an answer: a newer broker may have listed the bucket before it was there.
+    So each answer that rests on the bucket comes behind a `check` that began when its object was there. A newer broker
+    takes its epoch first and lists second, so whatever was answered is in its listing.
+    """
+
+    def __init__(self, epochs: Epochs, epoch: int, over: asyncio.Future[None] | None = None) -> None:
+        self.epochs, self.epoch, self.name, self.over = epochs, epoch, epochs.name, over
+
+    def require(self) -> None:
+        """Raises Deposed where that is known."""
+        if self.over is not None and self.over.done():
+            self.over.result()
+
+    async def check(self) -> None:
+        """Raises Deposed where a newer epoch was taken; RemoteError."""
+        self.require()
+        self._end(await self.epochs.newer_than(self.epoch))
+
+    async def check_next(self) -> None:
+        """The same by the next epoch alone, which was deleted where many came since: for a fraction of the price."""
+        self.require()
+        self._end(await self.epochs.next_of(self.epoch))
+
+    def _end(self, by: dict[str, object] | None) -> None:
+        self.require()
+        if by is None:
+            return
+        why = f"epoch {self.epoch} of broker {self.name!r} is over: {by['key']} was taken on {by.get('host')}"
+        deposed = Deposed(why, by)
+        if self.over is not None:
+            self.over.set_exception(deposed)
+        raise deposed
 
 
 @dataclass(eq=False)
@@ -119,6 +157,8 @@ class WriteAhead:
                 self.failure.set_exception(problem)
             self._places.release()  # for who waits, to hear of it
             return
+        if self.failure.done():
+            return  # a newer epoch is known: nothing is confirmed any more
         made.created = True
         while self._sent and self._sent[0].created:
             done = self._sent.popleft()
@@ -147,8 +187,9 @@ class WriteAhead:
         """Raises Deposed where the object there is a seal; RemoteError where it cannot be read, to be asked again."""
         for found in sections(key, await self.bucket.read(key, Kind.WRITE_AHEAD)):
             if isinstance(found, Seal):
-                raise Deposed(key, found.by)
-        raise Deposed(key, {"broker": "(unknown)", "epoch": self.epoch})
+                by = found.by
+                raise Deposed(f"object {key} is a seal of broker {by.get('broker')!r}, epoch {by.get('epoch')}", by)
+        raise Deposed(f"object {key} is none of this epoch's", {"broker": "(unknown)", "epoch": self.epoch})
 
     async def prune(self, below: int) -> None:
         """Delete the objects below that number: nothing needs them any more.

@@ -249,12 +249,29 @@ EVENTS: dict[str, tuple[str, ...]] = {
     ),
     "offset_not_stored": ("%s: offset %d of %r on %s not stored: %s",),
     "offsets_damaged": ("%s: %d stored offsets are damaged and count as not stored",),
+    "publisher_names_full": (
+        "stream %s: %d publisher names are kept; the one that published longest ago was forgotten for %r",
+        "stream %s: publisher %r is refused: %d publisher names are kept, and all are names of connected publishers",
+    ),
+    "publisher_table_rebuilt": (
+        "%s was damaged, and its publishing ids were rebuilt from the log: nothing is lost; check the disk "
+        "and the memory of this machine",
+    ),
     "offsets_full": ("%s: more than %d offset references: the one stored longest ago made room for %r",),
     # ---- queues ----
     "queue_lost_messages": ("queue %s: %s",),
     "queue_full": ("queue %s: it is full (max_messages %d), and refuses new messages (%s)",),
+    "queue_message_fails": (
+        "queue %s: %d deliveries of message %d failed; the queue has no limit (attempts_max), "
+        "so it is tried again after each back-off; %d such messages in all",
+    ),
+    "queue_consumer_overdue": (
+        "queue %s: a consumer said nothing of message %d for %d ms; that delivery counts as "
+        "failed, and %d others are handed on uncounted",
+    ),
     "queue_message_unreadable": (
         "queue %s: message %d cannot be read: %s",
+        "queue %s: message %d cannot be read now: %s",
         "queue %s: message %d, and those behind it that cannot be read either: %s",
         "queue %s: %s: its messages are passed over",
         "queue %s: cannot be read: %s",
@@ -328,6 +345,9 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "stream %r: %s, %d bytes, cannot be read or lies behind what was lost; it is kept as %s",
         "stream %r: %d cuts in all, %d bytes",
     ),
+    "recovery_segment_missing": (
+        "stream %r: %s is missing: its messages %d to %d are lost, unless it is restored from a backup",
+    ),
     "recovery_damage": (
         "stream %r: %s is damaged from byte %d on, for %d bytes: its messages %d to %d cannot be read, and all "
         "others are kept; to have them again, stop the broker and restore this file from a backup",
@@ -371,6 +391,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "the object store has taken nothing for %.0f s: %s; publishers to streams of durability remote wait, with "
         "%d objects on their way, and it is tried again until it succeeds: %s",
         "the object store does not answer yet: %s",
+        "an answer of the object store may have been cut, and is asked for again: %s",
         "while restoring, the object store is asked again: %s",
         "no epoch can be taken, so nothing of durability remote is confirmed: %s",
         "in the object store: %s",
@@ -385,7 +406,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "objects of earlier epochs stay in the bucket: some were not whole at a start, as %s says; delete that "
         "file once nobody wants to put them back",
     ),
-    "remote_object_not_created": ("a write-ahead object was not created: %s",),
+    "remote_object_not_created": (
+        "a write-ahead object was not created: %s",
+        "whether a newer epoch was taken is not known: %s",
+    ),
     "remote_stream_not_sent": (
         "stream %r cannot be sent to the object store: %s",
         "segments of stream %r are not sent up yet: %r",
@@ -396,6 +420,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "what is below %s of a deleted stream stays: `vibemq remote prune` deletes it: %s",
         "probe objects below %s stay in the bucket: %s",
     ),
+    "remote_late_segment": ("stream %r: %s was sent by a broker that had lost its place, and is not used",),
     "remote_not_compared": ("%s is not compared with the object store: %s",),
     "remote_object_lost": (
         "object %s is missing in the bucket: those messages cannot be read",
@@ -405,6 +430,9 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "a write-ahead object cannot be restored: %s",
         "a write-ahead object is no seal: %s",
         "a snapshot of the metadata cannot be used: %s",
+        "who has taken an epoch is not known: %s",
+        "which objects an earlier epoch was deleting is not known: %s",
+        "whether a change of the metadata is a fence is not known, so it stays: %s",
         "the size of a segment is not known for sure: %s",
         "what a stream knows of its publishers cannot be restored: %s",
         "%s is damaged, and the bucket has no such segment; kept as %s",

@@ -198,9 +198,12 @@ class Recovery:
                 logs.refuse(record.directory, report)
             return
         self._usable += 1
-        if report is None or not report.ran:
+        if report is None:
             return
-        if report.unfit:
+        if not report.ran:
+            _tell_cuts(record.name, report)  # segments that are missing
+            return
+        if report.unfit and not report.unfit.endswith(".segment"):  # what a segment lacks is told below
             log.warning(
                 "stream %r: %s is damaged or missing; it is made anew from the segments, and nothing is lost with it",
                 record.name, report.unfit,
@@ -345,6 +348,10 @@ def _tell_cuts(name: str, report: "logs.RecoveryReport") -> None:
             said = "stream %r: %s, %d bytes, cannot be read or lies behind what was lost; it is kept as %s"
             log.warning(said, name, cut.path, cut.size_bytes, cut.kept)
     for skip in report.skips:
+        if not skip.size_bytes:
+            said = "stream %r: %s is missing: its messages %d to %d are lost, unless it is restored from a backup"
+            log.error(said, name, skip.path, skip.first_offset, skip.next_offset - 1)
+            continue
         log.warning(
             "stream %r: %s is damaged from byte %d on, for %d bytes: its messages %d to %d cannot be read, and all "
             "others are kept; to have them again, stop the broker and restore this file from a backup",

@@ -511,7 +511,8 @@ class Supervisor:
             DEPOSED,
         )
         if self.stop_deadline_s is None:
-            self._stop("another broker has this one's place in the object store", DEPOSED_END_S)
+            self._stop("another broker has this one's place in the object store",
+                       min(DEPOSED_END_S, self.config.remote.deposed_after_s / 2))  # fmt: skip
 
     # ---- signals ----
 

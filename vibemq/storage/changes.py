@@ -33,6 +33,7 @@ class Binding(NamedTuple):
     cluster: str
     name: str  # this broker's
     number: int  # of the last change that is in the database
+    epoch: int  # the highest of a broker whose change is in the database
 
 
 class NumberTaken(Exception):
@@ -50,7 +51,7 @@ class _Table(NamedTuple):
 
 
 def binding(db: sqlite3.Connection) -> Binding | None:
-    row = db.execute(f"SELECT cluster, name, number FROM {BINDING}").fetchone()
+    row = db.execute(f"SELECT cluster, name, number, epoch FROM {BINDING}").fetchone()
     return None if row is None else Binding(*row)
 
 

@@ -23,7 +23,7 @@ cdef extern from "log/cold.h" nogil:
     struct _stub "stub":
         uint64_t first, next, bytes
         int64_t oldest_ms, newest_ms
-        uint32_t seed, epoch
+        uint32_t seed, epoch, broker_epoch
     struct _cold "cold":
         int fd
         uint64_t bytes
@@ -61,10 +61,11 @@ class Stub(NamedTuple):
     newest_ms: int
     seed: int
     epoch: int
+    broker_epoch: int = 0  # 0: sent up by an older version
 
 
 cdef object _stub_of(const _stub *s):
-    return Stub(s.first, s.next, s.bytes, s.oldest_ms, s.newest_ms, s.seed, s.epoch)
+    return Stub(s.first, s.next, s.bytes, s.oldest_ms, s.newest_ms, s.seed, s.epoch, s.broker_epoch)
 
 
 def describe(str directory, uint64_t first, uint64_t next_, uint32_t epoch) -> Stub:
@@ -83,7 +84,7 @@ def write_stub(str directory, stub: Stub):
     cdef _stub s
     cdef fault f
     cdef err e
-    s.first, s.next, s.bytes, s.oldest_ms, s.newest_ms, s.seed, s.epoch = stub
+    s.first, s.next, s.bytes, s.oldest_ms, s.newest_ms, s.seed, s.epoch, s.broker_epoch = stub
     with nogil:
         e = stub_write(p, &s, &f)
     check(e, &f)

@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef extern from "base/error.h" nogil:
     ctypedef enum err:
-        OK, ERR_DISK_FULL, ERR_NO_MEMORY, ERR_CORRUPT, ERR_TRUNCATED, ERR_LIMIT, ERR_INVALID, ERR_NOT_FOUND
+        OK, ERR_IO, ERR_DISK_FULL, ERR_NO_MEMORY, ERR_CORRUPT, ERR_TRUNCATED, ERR_LIMIT, ERR_INVALID, ERR_NOT_FOUND
         ERR_NOT_CACHED, ERR_END, ERR_FULL
 
     struct fault:
@@ -144,7 +144,8 @@ cdef extern from "ledger/ledger.h" nogil:
     struct ledger_control:
         uint32_t magic, version
         shared_word home, base, next, departed, purge, workers, room_wanted, consumers, in_flight
-        shared_word delivered, redelivered, acked, expired, dropped, dead_lettered, purged, looked, refused, away
+        shared_word delivered, redelivered, acked, expired, dropped, dead_lettered, purged, looked, refused
+        shared_word failing, failing_offset, failing_deliveries, away
 
     struct ledger:
         ledger_control *control
@@ -369,6 +370,10 @@ cdef extern from "log/log.h" nogil:
     uint32_t log_chunk_messages(const log *l)
     err log_append(log *l, batch *b, log_appended *out, fault *f)
     err log_publisher_sequence(log *l, const char *reference, uint32_t size, uint64_t *out, fault *f)
+    err log_publisher_declare(log *l, doorbell_board *board, uint32_t seat, const char *reference, uint32_t size,
+                              boolean *evicted, fault *f)
+    err log_publisher_release(log *l, uint32_t seat, const char *reference, uint32_t size, fault *f)
+    bint log_tracking_rebuilt(log *l)
     err log_sync(log *l, uint64_t *durable_offset, fault *f)
     err log_sync_rest(const char *directory, fault *f)
     bint log_closed_is_unsynced(const log *l)
@@ -377,6 +382,10 @@ cdef extern from "log/log.h" nogil:
     void log_mark_deleted(log *l)
     err log_remove(const char *directory, fault *f)
     err log_stats(log *l, log_stats_t *out, fault *f)
+
+cdef extern from "log/tracking.h" nogil:
+    enum:
+        PUBLISHER_NAMES_MAX "TRACKING_REFERENCES_MAX"
 
 cdef extern from "log/offsets.h" nogil:
     enum:

@@ -81,8 +81,8 @@ class Database:
         self.retry: Callable[[Callable[[], Any]], Any] = lambda write: write()
         #: Makes a change durable in the bucket under its number, or raises StorageError; NumberTaken where there is
         #: another already, be it an earlier one of ours: its bytes tell.  The write lock is held meanwhile, so it takes
-        #: less than BUSY_TIMEOUT_MS.  None: there is nobody here who can.
-        self.publish: Callable[[int, Changes], None] | None = None
+        #: less than BUSY_TIMEOUT_MS.  Returns the epoch of the broker that made it.  None: nobody here can.
+        self.publish: Callable[[int, Changes], int] | None = None
         #: Called before an older schema is brought to ours: raises where a broker of that version serves from it.
         self.before_upgrade: Callable[[], None] = lambda: None
         self._local = threading.local()
@@ -209,7 +209,7 @@ class Database:
                 raise
             self.retry(partial(self.apply, *published))  # it is made, and only missing here
 
-    def _publish(self, db: sqlite3.Connection) -> tuple[int, Changes] | None:
+    def _publish(self, db: sqlite3.Connection) -> tuple[int, Changes, int] | None:
         """What was changed, if anything was."""
         bound, made = changes.binding(db), changes.made(db)
         if not made or bound is None:
@@ -221,15 +221,16 @@ class Database:
                 "so what is changed goes there first, through the running broker; nothing was changed",
                 hint="start the broker, then do it again",
             )
-        self.publish(bound.number + 1, made)
-        db.execute("UPDATE remote SET number = ?", (bound.number + 1,))
-        return bound.number + 1, made
+        epoch = self.publish(bound.number + 1, made)
+        db.execute("UPDATE remote SET number = ?, epoch = ?", (bound.number + 1, max(epoch, bound.epoch)))
+        return bound.number + 1, made, epoch
 
     def _follow(self, taken: NumberTaken) -> NoReturn:
         """Apply what came first, and say so."""
         bound = self.binding()
         if bound is not None and bound.number + 1 == taken.number:  # else another process was quicker with that too
-            self.retry(partial(self.apply, taken.number, taken.body.get("changes")))
+            body = taken.body
+            self.retry(partial(self.apply, taken.number, body.get("changes"), body.get("epoch", 0)))
         raise MetadataRace(
             "ERR_EXISTS",
             f"{self.path}: another broker, or a process that was killed, changed the metadata at the same moment; "
@@ -262,8 +263,11 @@ class Database:
         with self._reading() as db:
             return changes.binding(db)
 
-    def apply(self, number: int, made: object) -> bool:
+    def apply(self, number: int, made: object, epoch: int = 0) -> bool:
         """Do what meta object ``number`` says, and be as of it; False: that was so already.
+
+        A change of a lower epoch than an earlier one's is void: its broker had lost its place and told nobody that it
+        was made.  ``epoch`` 0: an older version made it, which named none.
 
         Raises StorageError: it is not the next one, or a newer VibeMQ's, or of another past; nothing was changed.
         """
@@ -276,10 +280,11 @@ class Database:
             if number != bound.number + 1:
                 said = f"{self.path}: change {bound.number + 1} of the metadata is needed next, and there is {number}"
                 raise StorageError("ERR_INVALID", said)
-            changes.write(db, made, f"meta/{number:016}")
-            if self._local.is_watched:
-                changes.forget(db)
-            db.execute("UPDATE remote SET number = ?", (number,))
+            if epoch >= bound.epoch:
+                changes.write(db, made, f"meta/{number:016}")
+                if self._local.is_watched:
+                    changes.forget(db)
+            db.execute("UPDATE remote SET number = ?, epoch = ?", (number, max(epoch, bound.epoch)))
             are_others = _account_changes(db) != accounts
         if are_others:
             self._note_access()

@@ -35,6 +35,9 @@ class QueueStats(NamedTuple):
     refused: int  # by a full queue: their publishers were told
     away: int  # members of a fan-out that vanished, and whose copies are kept
     base: int  # all messages below this offset are settled
+    failing: int  # messages that a queue without a limit delivers again and again
+    failing_offset: int  # the one that failed most often
+    failing_deliveries: int  # and how often
 
 
 def queue_stats(str directory, uint64_t next_offset) -> QueueStats:
@@ -48,7 +51,8 @@ def queue_stats(str directory, uint64_t next_offset) -> QueueStats:
         core.word_load(&page.acked), core.word_load(&page.expired), core.word_load(&page.dropped),
         core.word_load(&page.dead_lettered), core.word_load(&page.purged), core.word_load(&page.refused),
         core.word_load(&page.away),
-        core.word_load(&page.base),
+        core.word_load(&page.base), core.word_load(&page.failing), core.word_load(&page.failing_offset),
+        core.word_load(&page.failing_deliveries),
     )
 
 

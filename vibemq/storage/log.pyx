@@ -342,8 +342,15 @@ cdef class Log:
         self.directory = directory
         self.control = core.log_control(self.raw)
 
+    def say_rebuilt(self):
+        """Log that the table of publishing ids was damaged, and was rebuilt through this handle."""
+        logger.error("%s was damaged, and its publishing ids were rebuilt from the log: nothing is lost; check the disk "
+                     "and the memory of this machine", os.path.join(self.directory, "tracking"))
+
     def close(self):
         if self.raw != NULL:
+            if core.log_tracking_rebuilt(self.raw):
+                self.say_rebuilt()
             core.log_close(self.raw)
             self.raw = NULL
 

@@ -225,6 +225,10 @@ MIGRATIONS = (
     """
     ALTER TABLE applications ADD COLUMN targets TEXT NOT NULL DEFAULT '[]';
     """,
+    # remote.epoch: the highest epoch of a broker whose change is in here; lower ones' changes behind it are void.
+    """
+    ALTER TABLE remote ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 STREAMS = Table("streams", StreamRecord, directory=None)

@@ -20,12 +20,16 @@ cdef extern from "shm/meters.h" nogil:
         METER_NOT_APPENDED
         METER_LOG_WARNINGS
         METER_LOG_ERRORS
+        METER_NAMES_EVICTED
+        METER_NAMES_REFUSED
+        METER_OFFSETS_EVICTED
+        METER_TABLES_REBUILT
     struct meter_histogram:
         shared_word sum_us
         shared_word buckets[33]
     struct meters:
         meter_histogram histograms[7]
-        shared_word counters[5]
+        shared_word counters[9]
         shared_word pid
     void meter_count(shared_word *counter, uint64_t count)
     void meter_add(meter_histogram *h, int64_t us, uint64_t count)

@@ -16,6 +16,8 @@ HISTOGRAMS = {
 COUNTERS = {
     "starts": METER_STARTS, "accepted": METER_ACCEPTED, "not_appended": METER_NOT_APPENDED,
     "log_warnings": METER_LOG_WARNINGS, "log_errors": METER_LOG_ERRORS,
+    "names_evicted": METER_NAMES_EVICTED, "names_refused": METER_NAMES_REFUSED,
+    "offsets_evicted": METER_OFFSETS_EVICTED, "tables_rebuilt": METER_TABLES_REBUILT,
 }
 
 

@@ -11,6 +11,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, ERR_NOT_FOUND, boolean, err, fault, offsets, offsets_record
 from vibemq.storage.log cimport check, storage_error
+from vibemq.storage.meters cimport METER_OFFSETS_EVICTED, Meters
 
 from vibemq.errors import LimitExceeded
 from vibemq.storage.log import require_usable
@@ -38,9 +39,11 @@ cdef class StoredOffsets:
     cdef readonly str directory
     cdef uint32_t damaged           # what was logged already
     cdef double tell_evictions_s    # not before
+    cdef Meters meters              # counts references that made room for another; None: nobody looks
 
-    def __cinit__(self, str directory):
+    def __cinit__(self, str directory, Meters meters=None):
         cdef fault f
+        self.meters = meters
         require_usable(directory)
         cdef bytes path = os.fsencode(directory)
         cdef err e = core.offsets_open(path, &self.raw, &f)
@@ -78,6 +81,8 @@ cdef class StoredOffsets:
         e = core.offsets_store(self.raw, reference, <uint32_t> len(reference), offset, &evicted, &f)
         self._report()
         check(e, &f)
+        if evicted and self.meters is not None:
+            self.meters.count(METER_OFFSETS_EVICTED, 1)
         if evicted and time.monotonic() >= self.tell_evictions_s:
             self.tell_evictions_s = time.monotonic() + EVICTIONS_TOLD_EVERY_S
             logger.warning("%s: more than %d offset references: the one stored longest ago made room for %r",
@@ -112,8 +117,8 @@ cdef class StoredOffsets:
 class OffsetFiles:
     """The handles one worker keeps, of streams that somebody there has a use for: those used last, at most OPEN_MAX."""
 
-    def __init__(self, most: int = OPEN_MAX):
-        self.most = most
+    def __init__(self, most: int = OPEN_MAX, Meters meters=None):
+        self.most, self.meters = most, meters
         self.held = OrderedDict()
         self.users = {}  # directory -> how many have a use for it
 
@@ -127,7 +132,7 @@ class OffsetFiles:
         if held is None:
             if len(self.held) >= self.most:
                 self.held.popitem(last=False)[1].close()
-            held = self.held[directory] = StoredOffsets(directory)
+            held = self.held[directory] = StoredOffsets(directory, self.meters)
         else:
             self.held.move_to_end(directory)
         return held

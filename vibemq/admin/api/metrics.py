@@ -106,6 +106,27 @@ def _add_broker(api: Api, page: Page) -> None:
         page.add("tls_certificate_not_after_seconds", about, min(ends))
 
 
+#: Limits of names: metric -> (counter, its description).
+_NAMES = {
+    "publisher_names_evicted_total": (
+        "names_evicted",
+        "publisher names whose publishing ids were forgotten because their stream keeps no more names",
+    ),
+    "publisher_names_refused_total": (
+        "names_refused",
+        "named publishers that were refused because connected publishers have all names that their stream keeps",
+    ),
+    "stored_offsets_evicted_total": (
+        "offsets_evicted",
+        "stored offsets that were forgotten because their stream keeps no more names of consumers",
+    ),
+    "publisher_tables_rebuilt_total": (
+        "tables_rebuilt",
+        "damaged tables of publishing ids that were rebuilt from their log",
+    ),
+}
+
+
 def _connections_max(api: Api) -> int:
     return len(api.workers) * api.config.server.connections_max
 
@@ -124,6 +145,8 @@ def _add_processes(api: Api, page: Page) -> None:
             page.add("connections_opened_total", about, counted["accepted"], process=name)
             about = "batches of messages that their log did not take; publishers were told"
             page.add("append_failures_total", about, counted["not_appended"], process=name)
+            for metric, (counter, about) in _NAMES.items():
+                page.add(metric, about, seat.counter(counter), process=name)
         for metric, value in processes.about(seat.pid).items():
             page.add(f"process_{metric}", _ABOUT_PROCESS[metric], value, process=name)
 

@@ -30,6 +30,7 @@ _QUEUE_METRICS = (
     ("refused_total", "messages that a full queue did not take, as their publishers were told", "refused"),
     ("members_away", "members of a fan-out that vanished and whose copies are kept for them", "away"),
     ("purged_total", "messages that waited when the queue was purged", "purged"),
+    ("failing_messages", "messages without a limit of attempts that failed three deliveries or more", "failing"),
 )
 _STREAM_METRICS: tuple[tuple[str, str, Callable[[Entry], int]], ...] = (
     ("messages", "records that are kept", lambda entry: entry.counts.kept),
@@ -100,6 +101,11 @@ class Objects:
             names = {"vhost": entry.record.vhost, "queue": entry.record.name}
             for name, about, field in _QUEUE_METRICS:
                 self._page.add(f"queue_{name}", about, getattr(queue, field), **names)
+            if queue.failing:
+                about = "offset of the message that failed most often, in a queue without a limit of attempts"
+                self._page.add("queue_failing_message_offset", about, queue.failing_offset, **names)
+                about = "how many of that message's deliveries failed"
+                self._page.add("queue_failing_message_deliveries", about, queue.failing_deliveries, **names)
             oldest = queue.base if entry.counts.messages else entry.counts.log.next_offset
             if (age := age_s(entry, oldest, self._now_ms)) is not None:
                 about = "age of the oldest message that is not settled; 0: there is none"

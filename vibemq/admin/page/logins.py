@@ -12,12 +12,13 @@ from __future__ import annotations
 import hmac
 from hashlib import sha256
 
-from vibemq.access.tokens import Tokens
+from vibemq.access.tokens import Tokens, ends_at_s
 from vibemq.access.users import Authenticator
 from vibemq.storage.metadata import Metadata
 
 LIFETIME_S = 8 * 3600  # a working day, as RabbitMQ's page
-ENDED_MAX = 4096  # logins that were ended before their time, and are remembered; 100 bytes each
+#: Logins that were ended before their time, and are remembered; 100 bytes each. Beyond, all that are as old end too.
+ENDED_MAX = 4096
 _PURPOSE = b"vibemq management page login 1"
 _CSRF = b"vibemq management page csrf 1"
 
@@ -27,21 +28,30 @@ class Logins:
         self._metadata = metadata
         self._tokens = Tokens(metadata, authenticator, purpose=_PURPOSE)
         self._ended: dict[str, None] = {}
+        self._all_ended_s = 0  # each login that ends by then was ended before its time
 
     def begin(self, user: str) -> str:
         """A token for this user, whose password was right.  Raises UserNotFound."""
         lifetime_s = LIFETIME_S
-        while (token := self._tokens.issue(user, lifetime_s)) in self._ended:
-            lifetime_s -= 1  # logged out within this second
+        while (token := self._tokens.issue(user, lifetime_s)) in self._ended or ends_at_s(token) <= self._all_ended_s:
+            lifetime_s += 1  # logged out within this second
         return token
 
     def end(self, token: str) -> None:
         self._ended[token] = None
         if len(self._ended) > ENDED_MAX:
-            del self._ended[next(iter(self._ended))]
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forget the login that would end first; it stays ended, and so is each that ends no later."""
+        first = min(self._ended, key=ends_at_s)
+        self._all_ended_s = max(self._all_ended_s, ends_at_s(first))
+        self._ended = {token: None for token in self._ended if ends_at_s(token) > self._all_ended_s}
 
     def user_of(self, token: str, loopback: bool) -> str | None:
-        return None if token in self._ended else self._tokens.user_of(token, loopback)
+        user = self._tokens.user_of(token, loopback)
+        is_ended = user is None or token in self._ended or ends_at_s(token) <= self._all_ended_s
+        return None if is_ended else user
 
     def csrf_of(self, token: str) -> str:
         return hmac.new(self._metadata.token_key(), _CSRF + token.encode(), sha256).hexdigest()

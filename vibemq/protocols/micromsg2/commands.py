@@ -31,7 +31,7 @@ from vibemq.protocols.micromsg2.destinations import Target, check_new, target_of
 from vibemq.protocols.micromsg2.extensions import number_in
 from vibemq.protocols.micromsg2.filters import BadFilter, compile_filter
 from vibemq.protocols.micromsg2.options import queue_options
-from vibemq.protocols.micromsg2.spec import TOPIC_PREFIX, ErrorCode, ExtensionName
+from vibemq.protocols.micromsg2.spec import SEQUENCE_MAX, TOPIC_PREFIX, ErrorCode, ExtensionName
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
 if TYPE_CHECKING:
@@ -465,6 +465,16 @@ def delete(command: Command) -> None:
     command.later(delete_it, answer, left=catalog.deleted)
 
 
+def holding(command: Command) -> None:
+    """The peer's program has a delivery in hand: if it goes back to its queue unsettled, that delivery has failed."""
+    text = command.value("number") or ""
+    number = number_in(text, SEQUENCE_MAX)
+    if number is None:
+        raise Refused(ErrorCode.BAD_COMMAND, f"holding needs the number of a message, had '{text:.20}'")
+    command.session.hold(number)
+    command.done()
+
+
 def needs_reply(command: Command) -> None:
     """Raises Refused."""
     if not command.wants_answer:
@@ -511,6 +521,7 @@ COMMANDS: dict[str, Callable[[Command], None]] = {
     "unsubscribe": unsubscribe,
     "create": create,
     "delete": delete,
+    "holding": holding,
     "info": info,
     "list": list_queues,
 }

@@ -263,6 +263,20 @@ cdef class Sender:
                 (<Queue> consumer.queue).settle(consumer, s.slot)
         return 0
 
+    def hold(self, int64_t number):
+        """The peer's program has the message of this number in hand."""
+        cdef uint32_t count = self.window.covered(number)
+        cdef sent_message s
+        cdef delivery *d
+        if not count:
+            return
+        s = self.window.ring[(self.window.first + count - 1) & (self.window.capacity - 1)]
+        if s.slot == NO_SLOT:
+            return
+        d = &self.session.in_flight.slots[s.slot]
+        if d.consumer != NO_SLOT and d.sequence == s.slot_sequence:  # else it has gone back to the queue
+            d.held = True
+
     cdef bint deliver(self) except -1:
         cdef bint more = False
         cdef Outlet outlet

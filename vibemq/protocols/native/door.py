@@ -21,9 +21,7 @@ class NativeDoor(Door):
         self.text_layout = config.native.layout == "text"
         self.layout_fixed = config.native.layout != "auto"
         # A queue that says nothing is stored as such, so it follows the configuration.
-        self.option_defaults = QueueOptions(
-            max_messages=config.queues.max_messages, attempts_max=config.queues.attempts_max
-        )
+        self.option_defaults = QueueOptions(max_messages=config.queues.max_messages)
         self._numbers = itertools.count(1)
 
     def next_connection_id(self) -> str:

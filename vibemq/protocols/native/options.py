@@ -22,6 +22,7 @@ from vibemq.protocols.native.codec import is_json, is_queue_name
 from vibemq.protocols.native.spec import DEAD_LETTER_SUFFIX, DeliveryMode, ErrorCode, OverflowStrategy, wire_name
 
 INT32_MAX = 2**31 - 1  # counts are 32 bits wide in .NET peers
+ATTEMPTS_UNLIMITED = INT32_MAX  # of a queue that sets no limit of failed deliveries; .NET peers need a number
 TIME_SPAN_MS_MAX = 922_337_203_685_477  # as far as the time spans of .NET peers go
 TICKS_PER_MS = 10_000
 DAY_MS = 86_400_000
@@ -48,7 +49,7 @@ class QueueOptions:
     dead_letter: bool = False
     dead_letter_queue: str | None = None
     overflow: OverflowStrategy = OverflowStrategy.DROP_OLDEST
-    attempts_max: int = 3
+    attempts_max: int | None = None  # .NET peers always say one, their own default of 3 included
     ack_timeout_ms: int | None = None
     backoff_ms: int | None = None
     backoff_max_ms: int | None = None
@@ -182,7 +183,8 @@ def queue_options(headers: Mapping[str, str], payload: bytes | None, defaults: Q
     """The options of a CreateQueue: a payload member wins over a header.
 
     What neither says is that of `defaults`, but with a payload the option's own default: a .NET peer leaves out what
-    it does not want.  It never leaves out how many messages may wait, so where that is missing it is the broker's.
+    it does not want.  It never leaves out how many messages may wait and how many deliveries may fail, so where these
+    are missing they are the broker's.
     """
     members = _members(payload)
     given = _read(headers, in_payload=False) | _read(members or {}, in_payload=True)
@@ -248,8 +250,13 @@ def queue_info(
     prefetch_max: int | None = None,
     text_layout: bool = False,
 ) -> bytes:
-    """The JSON payload of a QueueInfo reply. `message_count` is of waiting messages; enumerations are numbers, or
-    names for a peer of the text layout."""
+    """Return the JSON payload of a QueueInfo reply.
+
+    `message_count` counts waiting messages. No limit of failed deliveries goes out as ATTEMPTS_UNLIMITED. Enumerations
+    are numbers, or names for a peer of the text layout.
+    """
+
+    attempts = options.attempts_max
 
     def member(value: IntEnum) -> int | str:
         return wire_name(value) if text_layout else int(value)
@@ -265,7 +272,7 @@ def queue_info(
         "enableDeadLetterQueue": options.dead_letter,
         "deadLetterQueueName": options.dead_letter_queue,
         "overflowStrategy": member(options.overflow),
-        "maxRetryAttempts": min(options.attempts_max, INT32_MAX),
+        "maxRetryAttempts": ATTEMPTS_UNLIMITED if attempts is None else min(attempts, INT32_MAX),
         "deliveryModeName": wire_name(options.mode),
         "overflowStrategyName": wire_name(options.overflow),
         "inFlightCount": min(in_flight_count, INT32_MAX),

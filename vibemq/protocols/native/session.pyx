@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One native connection: frames in, acknowledgements and Delivers out.
 
-Publish, Ack, Nack and Ping are acted upon in place and make no Python object (of a queue that is known; the first one
-opens it).  Every other frame is decoded by the codec and goes to ``commands.handle``, plain Python.  The life of a
+Publish, Ack, Nack, Holding and Ping are acted upon in place and make no Python object (of a queue that is known; the
+first one opens it).  Every other frame is decoded by the codec and goes to ``commands.handle``, plain Python.  The life of a
 message through here: ``NativePublisher.publish`` lays it into its queue's batch, as an AMQP 1.0 message (id, headers as
 application properties, payload as data), and writes its PublishAck to the side; ``NativePublisher.confirm`` sends that
 when the batch is kept; the queue's home picks a ``Subscription``, whose ``write`` puts the Deliver into the outbox;
@@ -27,8 +27,8 @@ from vibemq.protocols.native.codec cimport fault_text, malformed
 from vibemq.protocols.native.message cimport DEDUP_CLIENT_BYTES, dedup_number, message_write
 from vibemq.protocols.native.wire cimport (
     CHECK_OK, DECIMAL_BYTES_MAX, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK,
-    TYPE_CONNECT, TYPE_DELIVER, TYPE_DISCONNECT, TYPE_ERROR, TYPE_NACK, TYPE_PING, TYPE_PUBLISH, decimal_before,
-    deliver_fits, error_size, error_write, frame_begin, frame_check, frame_end, frame_header, frame_parse,
+    TYPE_CONNECT, TYPE_DELIVER, TYPE_DISCONNECT, TYPE_ERROR, TYPE_HOLDING, TYPE_NACK, TYPE_PING, TYPE_PUBLISH,
+    decimal_before, deliver_fits, error_size, error_write, frame_begin, frame_check, frame_end, frame_header, frame_parse,
     frame_payload, frame_size, header_find, header_size, json_is_valid, native_frame, pong_size, pong_write,
     publish_ack_size, publish_ack_write, put_bytes, put_header,
 )
@@ -36,7 +36,7 @@ from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, amqp_pair, amqp_pairs, bytes_load16, bytes_load32, bytes_store32
 
 from vibemq.broker.admission import check_access
-from vibemq.errors import LimitExceeded, MalformedFrame
+from vibemq.errors import LimitExceeded, MalformedFrame, StorageError
 from vibemq.protocols.native import commands
 from vibemq.protocols.native.compression import compress, decompress
 from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, LOGIN_FRAME_BYTES_MAX, ErrorCode
@@ -52,6 +52,7 @@ cdef enum:
     ENCODING_SIZE = 16
 
 cdef bytes INVALID_MESSAGE = ErrorCode.INVALID_MESSAGE.value.encode()
+cdef bytes NAMES_FULL = b"the queue keeps the numbers of as many clients as it can, and all of them are connected"
 cdef bytes RATE_LIMITED = ErrorCode.RATE_LIMITED.value.encode()
 cdef char *ATTEMPTS = "deliveryAttempts"
 cdef char *ENCODING = "payload-encoding"
@@ -116,6 +117,12 @@ cdef class NativePublisher(QueuePublisher):
         if tracked and self.reference is None:
             self.reference = (<char *> id)[:DEDUP_CLIENT_BYTES]
         tracked = tracked and memcmp(<char *> self.reference, id, DEDUP_CLIENT_BYTES) == 0
+        if tracked and self.declared is None:
+            try:
+                self.declare(self.reference)
+            except StorageError as problem:
+                return self.session.refuse(id, id_size, SERVER_ERROR, b"Duplicates could not be recognised: %s." % (
+                    NAMES_FULL if problem.code == "ERR_LIMIT" else str(problem).encode()))
         if self.add(entry, <uint32_t> size, 1, self.reference if tracked else None, number) != OK:
             return self.session.refuse(id, id_size, SERVER_ERROR, b"Out of memory.")
         size = publish_ack_size(id_size, len(self.name), self.session.text_layout)
@@ -387,9 +394,10 @@ cdef class NativeSession(QueueSession):
             return 1
         if self.state == "open":
             if frame.type == TYPE_ACK:
-                return self._ack(&frame, False)
-            if frame.type == TYPE_NACK and "nack" in self.features:
-                return self._ack(&frame, True)
+                return self._ack(&frame)
+            if (frame.type == TYPE_NACK and "nack" in self.features) \
+                    or (frame.type == TYPE_HOLDING and "holding" in self.features):
+                return self._ack(&frame)
             is_publish = frame.type == TYPE_PUBLISH
         if not is_publish:
             if (frame.type == TYPE_CONNECT or self.state == "connecting") and frame.type != TYPE_ERROR \
@@ -399,7 +407,8 @@ cdef class NativeSession(QueueSession):
                 pong_write(self.connection.outbox_reserve(pong_size(frame.id_size, self.text_layout)), frame.id,
                            frame.id_size, self.text_layout)
                 return 0
-        if frame.type != TYPE_DISCONNECT and frame.type != TYPE_ACK and frame.type != TYPE_NACK and self._limited():
+        if frame.type != TYPE_DISCONNECT and frame.type != TYPE_ACK and frame.type != TYPE_NACK \
+                and frame.type != TYPE_HOLDING and self._limited():
             return self.refuse(frame.id, frame.id_size, RATE_LIMITED, b"Message rate limit exceeded.")
         fault = frame_check(&frame)
         if fault != CHECK_OK:
@@ -433,7 +442,8 @@ cdef class NativeSession(QueueSession):
             publisher.generation = self.queues.access_generation
         return publisher.publish(frame)
 
-    cdef int _ack(self, const native_frame *frame, bint nack) except -1:
+    cdef int _ack(self, const native_frame *frame) except -1:
+        """An Ack, a Nack or a Holding: what the peer says of one delivery."""
         cdef int32_t slot = NO_SLOT
         cdef const uint8_t *named
         cdef uint32_t named_size = 0
@@ -446,7 +456,9 @@ cdef class NativeSession(QueueSession):
         if slot == NO_SLOT:
             return 0  # it went back to the queue, or was settled, before this was on its way
         consumer = <Consumer> self.by_number[self.in_flight.slots[slot].consumer]
-        if nack:
+        if frame.type == TYPE_HOLDING:
+            self.in_flight.slots[slot].held = True
+        elif frame.type == TYPE_NACK:
             (<Queue> consumer.queue).give_back(consumer, slot, True, 0)
         else:
             (<Queue> consumer.queue).settle(consumer, slot)

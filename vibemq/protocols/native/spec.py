@@ -3,7 +3,7 @@
 
 COMMANDS is the only description of who sends what, what answers it and which permission it needs: the session compiles
 its dispatch from it and the tests walk it. wire.pxd repeats the numbers that inline C needs; a test compares the two.
-What we add to the protocol (NACK, PURGE_QUEUE, zstd) is sent only to a peer that named it in its Connect.
+What we add to the protocol (NACK, HOLDING, PURGE_QUEUE, zstd) is sent only to a peer that named it in its Connect.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Command(IntEnum):
     PUBLISH_STORED = 27
     ACK = 30
     NACK = 31
+    HOLDING = 32
     CREATE_QUEUE = 40
     DELETE_QUEUE = 41
     QUEUE_INFO = 42
@@ -177,6 +178,7 @@ PAYLOAD_ENCODING_BASE64 = "base64"
 DEAD_LETTER_SUFFIX = ".dlq"  # of the dead-letter queue's name where none was given
 FEATURES = {
     "nack": Command.NACK,
+    "holding": Command.HOLDING,
     "purge": Command.PURGE_QUEUE,
     "stored": Command.PUBLISH_STORED,
     "alter": Command.ALTER_QUEUE,
@@ -272,6 +274,7 @@ COMMANDS: tuple[CommandRule, ...] = (
     _queue(Command.PUBLISH_STORED, Command.PUBLISH_ACK, QueueOperation.PUBLISH, feature="stored"),
     CommandRule(Command.ACK, CLIENT),
     CommandRule(Command.NACK, CLIENT, feature="nack"),
+    CommandRule(Command.HOLDING, CLIENT, feature="holding"),
     _queue(Command.CREATE_QUEUE, Command.CREATE_QUEUE, QueueOperation.CREATE_QUEUE),
     _queue(Command.DELETE_QUEUE, Command.DELETE_QUEUE, QueueOperation.DELETE_QUEUE),
     _queue(Command.QUEUE_INFO, Command.QUEUE_INFO, QueueOperation.GET_QUEUE_INFO),

@@ -32,6 +32,7 @@ cdef enum:
     TYPE_PUBLISH_STORED = 27   # our addition, as 31
     TYPE_ACK = 30
     TYPE_NACK = 31             # our addition: only between peers that asked for it
+    TYPE_HOLDING = 32          # likewise
     TYPE_QUEUE_INFO = 42
     TYPE_ERROR = 99
 

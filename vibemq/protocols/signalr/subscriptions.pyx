@@ -6,7 +6,7 @@ flight without a search, and the sequence tells whether the slot still holds it.
 """
 
 from vibemq.broker.client cimport NO_SLOT, UNDELIVERABLE, delivery, peer_key
-from vibemq.broker.queue cimport Queue
+from vibemq.broker.queue cimport FAILURES_REJECTED, Queue
 from vibemq.broker.stream cimport Stream
 from vibemq.protocols.signalr.codec cimport DIALECT_V1
 from vibemq.protocols.signalr.deliveries cimport TAG_BYTES_MAX, delivery_of, item, item_of, tag_put
@@ -204,7 +204,7 @@ cdef int settle_one(Consumer consumer, int32_t slot, bint nack, bint requeue, in
     if requeue:
         return queue.give_back(consumer, slot, True, delay_ms)
     # No attempt will do better, says the peer: with all of them used up the home takes the message out of the queue.
-    consumer.deliveries.slots[slot].strikes = <uint32_t> queue.options.attempts_max
+    consumer.deliveries.slots[slot].strikes = FAILURES_REJECTED
     return queue.give_back(consumer, slot, False, 0)
 
 

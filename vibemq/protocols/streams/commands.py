@@ -15,10 +15,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.admission import refusal_now
+from vibemq.errors import StorageError
 from vibemq.protocols.streams import handshake, planning, spec, streams, subscribing, tracking, transactions
 from vibemq.protocols.streams.codec import MalformedFrame, decode_request
 from vibemq.protocols.streams.endings import refuse, step_begins
-from vibemq.protocols.streams.replies import Outcome, answer, found, is_ours, is_stale, need, obey, rights_changed
+from vibemq.protocols.streams.replies import (
+    Outcome,
+    answer,
+    code_of,
+    found,
+    is_ours,
+    is_stale,
+    need,
+    obey,
+    rights_changed,
+)
 from vibemq.protocols.streams.spec import REFERENCE_SIZE_MAX_BYTES, RESPONSE_BIT, Code, ExtensionKey, Key
 from vibemq.storage.apply import REFERENCE as TRANSACTIONS_REFERENCE
 
@@ -93,7 +104,12 @@ def declare_publisher(session: StreamsSession, request: Any) -> Outcome:
     with found(session, request) as stream:
         if reference and session.publishes_as(stream, reference):
             return Code.PRECONDITION_FAILED
-        session.add_publisher(stream, request.publisher_id, reference)
+        try:
+            session.add_publisher(stream, request.publisher_id, reference)
+        except StorageError as problem:
+            if problem.code != "ERR_LIMIT":
+                return code_of(session, request, problem, Code.STREAM_NOT_AVAILABLE)
+            return Code.PRECONDITION_FAILED  # the stream has logged the reason
     return Code.OK
 
 

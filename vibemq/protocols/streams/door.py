@@ -25,7 +25,7 @@ class StreamsDoor(Door):
         self.table = broker.streams
         self.opened = 0  # connections that have a virtual host
         self.guest_allowed = config.guest.allow_loopback
-        self.offsets = OffsetFiles()
+        self.offsets = OffsetFiles(meters=broker.streams.meters)
         self.publishing: set[StreamsSession] = set()  # sessions with publishers
         self.broker.alarms.listen(self._alarms_changed)
         self.sub_batch_uncompressed_max = config.streams.sub_batch_uncompressed_max_bytes

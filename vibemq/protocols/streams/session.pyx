@@ -87,9 +87,11 @@ cdef class StreamsPublisher(Publisher):
         self.used_names = targets or (stream.name,)
         stream.attach(self)
         try:
+            if len(reference):
+                self.declare(reference)
             self.queue = session.door.queue_of(stream)
         except BaseException:
-            stream.detach(self)
+            Publisher.close(self)
             raise
         if self.queue is not None:
             self.queue.hold(self)  # so that its bounds are kept

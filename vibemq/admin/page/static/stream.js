@@ -73,7 +73,7 @@ export const stream = {
       part("Consumers", consumers(found.consumers, isQueue)),
       part("Stored offsets", storedOffsets(found.stored_offsets)),
       part("Publishers", publishers(found)),
-      isQueue && counts && part("What became of its messages", became(counts)),
+      isQueue && counts && part("What became of its messages", became(counts), failing(counts)),
       isQueue && part("Options", options(found)),
       part("Retention and segments", retention(found)),
     ]
@@ -185,12 +185,22 @@ const became = (counts) =>
     ].map(([name, label]) => tile(label, count(counts[name]))),
   )
 
+// A queue without a limit never gives a message up: people have to know which one it is.
+const failing = (counts) =>
+  counts.failing > 0 &&
+  h(
+    "p",
+    { class: "hint" },
+    `${count(counts.failing_deliveries)} deliveries of message ${counts.failing_offset} failed, and the queue has no ` +
+      `limit (attempts_max), so it is tried again. ${count(counts.failing)} such in all.`,
+  )
+
 const pairs = (values) =>
   h(
     "dl",
     { class: "pairs" },
     Object.entries(values).map(([name, value]) =>
-      h("div", {}, h("dt", {}, name), h("dd", {}, value === "" ? NONE : String(value))),
+      h("div", {}, h("dt", {}, name), h("dd", {}, value === "" || value === null ? NONE : String(value))),
     ),
   )
 
@@ -311,7 +321,7 @@ async function remove({ vhost, name, kind }) {
 const NUMBERS = [
   ["max_messages", "Messages that may wait (0: no limit)"],
   ["message_ttl_ms", "Time to live, ms (0: none)"],
-  ["attempts_max", "Deliveries that may fail"],
+  ["attempts_max", "Deliveries that may fail (empty: as the configuration says)", true],
   ["ack_timeout_ms", "Time to acknowledge, ms"],
   ["prefetch", "Messages with one consumer"],
 ]
@@ -321,8 +331,13 @@ function alter({ row: { vhost, name }, options: now }) {
     title: `Options of ${name}`,
     text: "They count at once, for all consumers and publishers. A smaller limit or time drops messages.",
     fields: [
-      NUMBERS.map(([option, label]) =>
-        field(label, option, { value: now[option], inputmode: "numeric", pattern: "[0-9]+", required: true }),
+      NUMBERS.map(([option, label, mayBeEmpty]) =>
+        field(label, option, {
+          value: now[option] ?? "",
+          inputmode: "numeric",
+          pattern: "[0-9]+",
+          required: !mayBeEmpty,
+        }),
       ),
       h(
         "label",
@@ -340,7 +355,8 @@ function alter({ row: { vhost, name }, options: now }) {
     ],
     button: "Change",
     async act(form) {
-      const wanted = Object.fromEntries(NUMBERS.map(([option]) => [option, Number(form.get(option))]))
+      const read = (text) => (text === "" ? null : Number(text))
+      const wanted = Object.fromEntries(NUMBERS.map(([option]) => [option, read(form.get(option))]))
       Object.assign(wanted, { overflow: form.get("overflow"), dead_letter: form.get("dead_letter") !== null })
       const changes = Object.fromEntries(Object.entries(wanted).filter(([option, value]) => value !== now[option]))
       if (Object.keys(changes).length) await api.put(`/queues${api.path(vhost, name)}/options`, changes)

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program had in hand when its consumer ended has failed, however it ended; what was only prefetched has not."""
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from running import broker, wait_until
+
+from vibemq.client import aconnect, connect
+from vibemq.client.micromsg2 import Micromsg2Client
+
+LIMIT = 2
+names = (f"poison-{number}" for number in itertools.count())
+
+
+class Poisoned(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    with broker(tmp_path_factory.mktemp("poison") / "data", workers=1) as served:
+        yield served
+
+
+@pytest.fixture
+def url(running):
+    return f"vibemq://127.0.0.1:{running.native_port}"
+
+
+@pytest.fixture
+def client(url):
+    with connect(url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def queue(client):
+    name = next(names)
+    client.create_queue(name, dead_letter=True, attempts_max=LIMIT)
+    client.create_queue(name + ".dlq")
+    return name
+
+
+def dead(client, queue):
+    return client.queue_info(queue + ".dlq").messages
+
+
+def nobody_consumes(client, queue):
+    wait_until(lambda: client.queue_info(queue).subscribers == 0, "its consumer is gone")
+
+
+def raises_in_the_clients_block(url, queue):
+    with connect(url) as client:
+        for message in client.consume(queue, timeout_s=20):
+            if message.payload == "poison":
+                raise Poisoned
+            message.ack()
+
+
+def raises_in_the_consumers_block(url, queue):
+    with connect(url) as client, client.consume(queue, timeout_s=20) as messages:
+        for message in messages:
+            if message.payload == "poison":
+                raise Poisoned
+            message.ack()
+
+
+def raises_and_acknowledges_by_itself(url, queue):
+    with connect(url) as client:
+        for message in client.consume(queue, auto_ack=True, timeout_s=20):
+            if message.payload == "poison":
+                raise Poisoned
+
+
+def closes_in_finally(url, queue):
+    client = connect(url)
+    try:
+        messages = client.consume(queue, timeout_s=20)
+        for message in messages:
+            if message.payload == "poison":
+                raise Poisoned
+            message.ack()
+    finally:
+        client.close()
+
+
+def raises_in_a_second_consumer(url, queue):
+    with connect(url) as client:
+        first = client.consume(queue, prefetch=1)
+        first.open()  # it has the poison, and the other has a connection of its own
+        with client.consume(queue, timeout_s=20) as messages:
+            first.close()
+            for message in messages:
+                if message.payload == "poison":
+                    raise Poisoned
+                message.ack()
+
+
+def raises_in_asyncio(url, queue):
+    async def run():
+        async with aconnect(url) as client:
+            async for message in client.consume(queue, timeout_s=20):
+                if message.payload == "poison":
+                    raise Poisoned
+                message.ack()
+
+    asyncio.run(run())
+
+
+LOOPS = (
+    raises_in_the_clients_block,
+    raises_in_the_consumers_block,
+    raises_and_acknowledges_by_itself,
+    closes_in_finally,
+    raises_in_a_second_consumer,
+    raises_in_asyncio,
+)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_that_raises_meets_its_poison_as_often_as_the_limit_says(client, url, queue, loop):
+    client.publish_many(queue, ["poison", *range(5)])
+    for _ in range(LIMIT):
+        assert dead(client, queue) == 0
+        with pytest.raises(Poisoned):
+            loop(url, queue)
+        nobody_consumes(client, queue)
+    wait_until(lambda: dead(client, queue) == 1, "it is dead")
+    assert client.queue_info(queue).messages == (0 if loop is raises_in_a_second_consumer else 5)
+    assert dead(client, queue) == 1, "what was prefetched did not fail"
+
+
+def test_what_is_settled_before_the_end_counts_nothing(client, url, queue):
+    client.publish_many(queue, range(5))
+    for _ in range(LIMIT + 1):
+        with pytest.raises(Poisoned), connect(url) as other:
+            for message in other.consume(queue):
+                message.ack()
+                raise Poisoned
+        nobody_consumes(client, queue)
+    assert (client.queue_info(queue).messages, dead(client, queue)) == (5 - LIMIT - 1, 0)
+
+
+KILLED = """
+    import os, signal, sys
+    from vibemq.client import connect
+
+    client = connect(sys.argv[1])
+    handed = [next(messages) for messages in [client.consume(sys.argv[2], timeout_s=20)] for _ in range(3)]
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_program_that_is_killed_with_three_in_hand_meets_each_once_more_than_the_limit(client, url, queue):
+    client.publish_many(queue, range(3))
+    runs = 0
+    while dead(client, queue) < 3:
+        program = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(KILLED), url, queue], env=os.environ, check=False
+        )
+        assert program.returncode == -signal.SIGKILL, "there were three messages"
+        nobody_consumes(client, queue)
+        runs += 1
+        if runs > LIMIT:
+            wait_until(lambda: dead(client, queue) == 3, "all are dead")
+        elif runs == LIMIT:
+            wait_until(lambda: client.queue_info(queue).messages == 2, "the first was the oldest and then in hand")
+            client.publish(queue, "third")
+
+
+def test_a_move_that_looks_and_leaves_counts_nothing(client, queue):
+    client.publish_many(queue, range(5))
+    target = queue + ".target"
+    client.create_queue(target)
+    for _ in range(LIMIT + 2):
+        assert client.move_messages(queue, target, dry_run=True).total == 5
+        nobody_consumes(client, queue)
+    assert (client.queue_info(queue).messages, dead(client, queue)) == (5, 0)
+
+
+def test_a_micromsg2_program_that_raises_has_done_what_came_before(running, client, queue):
+    client.publish_many(queue, ["good", "poison", "after"])
+    for number in range(LIMIT):
+        with pytest.raises(Poisoned), Micromsg2Client(port=running.ports["micromsg2"]) as peer:
+            peer.subscribe(f"queue/{queue}")
+            while True:
+                message = peer.receive(20)
+                assert message is not None
+                assert not (number and message.payload == b'"good"'), "it was done before the other failed"
+                if message.payload == b'"poison"':
+                    raise Poisoned
+        nobody_consumes(client, queue)
+    wait_until(lambda: dead(client, queue) == 1, "it is dead")
+    assert client.queue_info(queue).messages == 1

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What damage costs: each kind of file and object, as docs/damage.md promises it and tests check it.
+
+    python tests/server/damage_table.py
+
+writes the tables of that document anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DOCUMENT = Path(__file__).parents[2] / "docs/damage.md"
+
+#: What a case may cost. `nothing` excludes that anything is lost or refused.
+NOTHING, CHUNK, BEHIND_CUT, SEGMENT, REFUSED, OFFSETS = (
+    "nothing",
+    "chunk",
+    "behind the cut",
+    "segment",
+    "refused",
+    "offsets",
+)
+WORDS = {
+    NOTHING: "nothing",
+    CHUNK: "the messages of its chunk",
+    BEHIND_CUT: "the messages behind the cut in this file",
+    SEGMENT: "the messages of this file",
+    REFUSED: "the start is refused",
+    OFFSETS: "the stored offsets in it",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One row: the pattern of its files in the data directory, and the most that each harm may cost."""
+
+    name: str
+    pattern: str
+    flip: str
+    cut: str
+    missing: str
+    remedy: str
+    which: int = 0  # of the files that the pattern finds
+    killed: bool = False  # as kill -9 leaves the data directory, and not an orderly stop
+
+
+FILES = (
+    Kind(
+        "`*.segment`, closed",
+        "streams/{events}/*.segment",
+        CHUNK,
+        BEHIND_CUT,
+        SEGMENT,
+        "restore the file from a backup",
+        which=2,
+    ),
+    Kind(
+        "`*.segment`, written",
+        "streams/{events}/*.segment",
+        CHUNK,
+        BEHIND_CUT,
+        SEGMENT,
+        "restore the file from a backup",
+        which=-1,
+    ),
+    Kind(
+        "`*.index`, closed",
+        "streams/{events}/*.index",
+        NOTHING,
+        NOTHING,
+        NOTHING,
+        "none: it is made again of the segment",
+    ),
+    Kind(
+        "`*.index`, written",
+        "streams/{events}/*.index",
+        NOTHING,
+        NOTHING,
+        NOTHING,
+        "none: it is made again of the segment",
+        which=-1,
+    ),
+    Kind(
+        "`*.tracking`",
+        "streams/{events}/*.tracking",
+        NOTHING,
+        NOTHING,
+        NOTHING,
+        "none: older snapshots and segments say the same",
+        which=-1,
+    ),
+    Kind(
+        "`*.remote`",
+        "streams/{events}/*.remote",
+        NOTHING,
+        NOTHING,
+        NOTHING,
+        "none: it is made again of the names in the bucket",
+    ),
+    Kind("`*.cold`", "streams/{events}/*.cold", NOTHING, NOTHING, NOTHING, "none: it is fetched again"),
+    Kind("`control`", "streams/{events}/control", NOTHING, NOTHING, NOTHING, "none: it is made again of the segments"),
+    Kind(
+        "`offsets`",
+        "streams/{events}/offsets",
+        OFFSETS,
+        OFFSETS,
+        OFFSETS,
+        "restore the file from a backup, or let the consumers store again",
+    ),
+    Kind(
+        "`identity`",
+        "identity",
+        NOTHING,
+        NOTHING,
+        NOTHING,
+        "none; with `[remote]` the start is refused: restore it from a backup",
+    ),
+    Kind("`meta.db`", "meta.db", REFUSED, REFUSED, REFUSED, "restore it from a backup, or from the bucket"),
+    Kind("`meta.check`", "meta.check", REFUSED, REFUSED, REFUSED, "restore it with `meta.db` from a backup"),
+    Kind(
+        "`meta.db-wal`",
+        "meta.db-wal",
+        REFUSED,
+        REFUSED,
+        REFUSED,
+        "restore it from a backup, or accept the loss as the message says",
+        killed=True,
+    ),
+)
+
+
+def file_table() -> list[str]:
+    lines = ["| file | a flipped bit costs at most | a cut file | a missing file | remedy |", "|---|---|---|---|---|"]
+    for kind in FILES:
+        costs = " | ".join(WORDS[cost] for cost in (kind.flip, kind.cut, kind.missing))
+        after = " (after kill -9)" if kind.killed else ""
+        lines.append(f"| {kind.name}{after} | {costs} | {kind.remedy} |")
+    return lines
+
+
+#: Of each kind of object: what is told of any flipped bit or cut, what then is served, what a missing one costs.
+OBJECTS = (
+    (
+        "FORMAT",
+        "`format`",
+        "the start is refused",
+        "the start is refused, unless the bucket is empty",
+        "put it back from a version or a copy of the bucket",
+    ),
+    (
+        "CHANGE",
+        "`meta/N`",
+        "the start is refused where it is needed",
+        "the same",
+        "put it back from a version or a copy of the bucket",
+    ),
+    (
+        "SNAPSHOT",
+        "`meta/snapshot-N`",
+        "an older snapshot and the changes behind it are used, else the restore is refused",
+        "the same",
+        "put it back, or start the broker that has its data directory",
+    ),
+    (
+        "EPOCH",
+        "`brokers/NAME/EPOCH`",
+        "the start is refused",
+        "the number is not given again",
+        "put it back from a version or a copy of the bucket",
+    ),
+    (
+        "WRITE_AHEAD",
+        "`wal/...`",
+        "after a lost machine: the messages in it and, of the same streams, those behind it",
+        "the same",
+        "put it back before the broker is restored; `harmed-objects` names it",
+    ),
+    (
+        "SEGMENT",
+        "`*.segment`",
+        "the messages of the damaged chunks; encrypted, those of its pieces",
+        "its messages, or a log that begins behind it",
+        "put it back from a version or a copy of the bucket",
+    ),
+    (
+        "INDEX",
+        "`*.index`",
+        "nothing: it is made again of the segment",
+        "nothing: it is made again of the segment",
+        "none",
+    ),
+    (
+        "TRACKING",
+        "`*.tracking`",
+        "publishing ids of publishers that wrote before it alone",
+        "the same",
+        "put it back from a version or a copy of the bucket",
+    ),
+)
+
+
+def object_table() -> list[str]:
+    lines = ["| object | a flipped bit or a cut costs at most | a missing object | remedy |", "|---|---|---|---|"]
+    return lines + [f"| {name} | {harmed} | {missing} | {remedy} |" for _, name, harmed, missing, remedy in OBJECTS]
+
+
+def document(before: str) -> str:
+    """The document with its tables as they are here."""
+    for title, lines in (("## Files", file_table()), ("## Objects in a bucket", object_table())):
+        head, _, rest = before.partition(f"{title}\n")
+        text, _, behind = rest.partition("\n## ")
+        prose = text.partition("\n| ")[0].strip("\n")
+        before = f"{head}{title}\n\n{prose}\n\n" + "\n".join(lines) + "\n" + (f"\n## {behind}" if behind else "")
+    return before
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document(DOCUMENT.read_text()))
