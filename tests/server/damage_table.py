@@ -100,14 +100,6 @@ FILES = (
         "none: it is made again of the names in the bucket",
     ),
     Kind("`*.cold`", "streams/{events}/*.cold", NOTHING, NOTHING, NOTHING, "none: it is fetched again"),
-    Kind(
-        "`tracking`",
-        "streams/{events}/tracking",
-        NOTHING,
-        NOTHING,
-        NOTHING,
-        "none: it is made again of the snapshots and segments",
-    ),
     Kind("`control`", "streams/{events}/control", NOTHING, NOTHING, NOTHING, "none: it is made again of the segments"),
     Kind(
         "`tracking`",
