@@ -19,7 +19,7 @@ from running import wait_until
 
 from vibemq import config
 from vibemq.client.streams import StreamsConnection
-from vibemq.remote import opening, restoring, tier
+from vibemq.remote import bucket, opening, restoring, tier
 from vibemq.remote.bucket import Bucket
 from vibemq.storage.metadata import Metadata
 
@@ -84,7 +84,7 @@ def world(left: Path, tmp_path: Path) -> Iterator[World]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be tried again after a while is tried again at once."""
-    for one in (tier, restoring, opening):
+    for one in (tier, restoring, opening, bucket):
         for name in ("RETRY_S", "RETRY_S_MIN", "RETRY_S_MAX"):
             if hasattr(one, name):
                 monkeypatch.setattr(one, name, 0.0)

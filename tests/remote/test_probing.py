@@ -23,9 +23,10 @@ import obstore
 
 from vibemq.cli import main
 from vibemq.config import Remote
+from vibemq.remote import bucket as bucket_module
 from vibemq.remote import probing
-from vibemq.remote.bucket import Bucket, Counts
-from vibemq.remote.objects import PROBE_PREFIX, Kind
+from vibemq.remote.bucket import Away, Bucket, Counts
+from vibemq.remote.objects import PROBE_PREFIX, Kind, sealed
 from vibemq.remote.probing import Unfit, check_store, prove_create_only
 
 START_S_MAX = 50  # less than the minute for which a start waits for a store that is away
@@ -127,6 +128,32 @@ def test_a_store_that_is_away_for_a_moment_is_asked_again_by_a_start(tmp_path, f
     with broker(tmp_path / "data", *faulty.flags, through=faulty.through, workers=1):
         assert refused.met == 12
     assert faulty.keys("probe/") == []
+
+
+@pytest.mark.parametrize("trouble", ["truncate", "cut_before", "cut_after", "answer"])
+def test_a_bucket_that_is_patient_reads_again_what_was_cut(faulty, monkeypatch, trouble):
+    monkeypatch.setattr(bucket_module, "RETRY_S", 0.0)
+
+    async def run(patience_s: float) -> bytes:
+        bucket = Bucket(faulty.remote(), patience_s)
+        return bytes(await bucket.read("format", Kind.FORMAT))
+
+    faulty.overwrite("format", sealed("format", Kind.FORMAT, b"x" * 1000))
+    rule = getattr(faulty, trouble)
+    given = {"truncate": (1, "GET"), "answer": (503, "GET")}.get(trouble, ("GET",))
+    rule(*given, times=7)
+    with pytest.raises(Away):
+        asyncio.run(run(0.0))
+    assert asyncio.run(run(60.0)) == b"x" * 1000
+
+
+def test_a_start_reads_again_what_was_cut(tmp_path, faulty):
+    """Each object that it reads, in its middle, more often than the store's client tries by itself."""
+    with broker(tmp_path / "data", *faulty.flags, through=faulty.through, workers=1):
+        pass
+    cut = [faulty.truncate(20, "GET", path, times=4) for path in ("/format", "snapshot-", "meta/0")]
+    with broker(tmp_path / "other", *faulty.flags, through=faulty.through, workers=1):
+        assert [rule.met for rule in cut] == [4, 4, 4]
 
 
 def check(store: FaultyStore, *words: str) -> subprocess.CompletedProcess[str]:

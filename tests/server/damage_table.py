@@ -102,6 +102,14 @@ FILES = (
     Kind("`*.cold`", "streams/{events}/*.cold", NOTHING, NOTHING, NOTHING, "none: it is fetched again"),
     Kind("`control`", "streams/{events}/control", NOTHING, NOTHING, NOTHING, "none: it is made again of the segments"),
     Kind(
+        "`tracking`",
+        "streams/{events}/tracking",
+        NOTHING,
+        NOTHING,
+        NOTHING,
+        "none: it is made again of the snapshots and segments",
+    ),
+    Kind(
         "`offsets`",
         "streams/{events}/offsets",
         OFFSETS,
@@ -169,6 +177,13 @@ OBJECTS = (
         "the start is refused",
         "the number is not given again",
         "put it back from a version or a copy of the bucket",
+    ),
+    (
+        "RETIRED",
+        "`retired/...`",
+        "nothing: objects that retention was deleting may stay",
+        "nothing: the same",
+        "`vibemq remote prune`",
     ),
     (
         "WRITE_AHEAD",

@@ -51,6 +51,8 @@ class Contents:
     places: dict[str, dict[Place, dict[str, Listed]]] = field(default_factory=dict)  # by incarnation; by suffix
     #: Fences and seals of earlier epochs, which stay for ever, by their keys; `read_marks` finds them.
     marks: set[str] = field(default_factory=set)
+    #: Write-ahead objects of earlier epochs behind one that was never created.
+    unconfirmed: set[str] = field(default_factory=set)
     probes: list[Listed] = field(default_factory=list)  # of starts that still run, or were killed
     strange: list[Listed] = field(default_factory=list)  # of no name that is ours
 
@@ -125,7 +127,16 @@ async def read_marks(bucket: Bucket, contents: Contents) -> None:
     for name, epochs in contents.write_ahead.items():
         for epoch, objects in epochs.items():
             if epoch < contents.sealed.get(name, 0):
-                contents.marks |= await seals_among(bucket, list(objects.values()))
+                seals = await seals_among(bucket, list(objects.values()))
+                contents.marks |= seals
+                contents.unconfirmed |= _behind_a_gap([one.key for _, one in sorted(objects.items())], seals)
+
+
+def _behind_a_gap(keys: list[str], seals: set[str]) -> set[str]:
+    """Of one epoch, in their order: a broker deletes from the front, so a seal behind another object fills a gap."""
+    first = next((at for at, key in enumerate(keys) if key not in seals), len(keys))
+    gap = next((at for at in range(first, len(keys)) if keys[at] in seals), len(keys))
+    return set(keys[gap:]) - seals
 
 
 @contextlib.asynccontextmanager

@@ -277,7 +277,8 @@ class _Check:
         """Raises Damaged."""
         if kind is Kind.WRITE_AHEAD:
             for section in sections(found.key, body):
-                self._coverage.add(section)
+                if found.key not in self.contents.unconfirmed:
+                    self._coverage.add(section)
                 if isinstance(section, Seal):
                     self._seals.add(found.key)
         elif kind in NEEDED_IN_JSON:

@@ -56,8 +56,6 @@ NICENESS = 10
 SUPERVISOR_LOOK_S = 0.5
 #: A stop takes so much longer at most, where disks are slow: a container is killed 10 s after it was asked to end.
 STOP_SYNC_MAX_S = 4.0
-#: Each fdatasync waits for the disk; of more logs one sync of all costs less.
-LOGS_SYNCED_ALONE_MAX = 256
 #: Of a log that is left, in a byte that all processes share.
 TO_DO, DONE, FAILED = range(3)
 #: Asks the process to end.
@@ -213,17 +211,13 @@ class Recovery:
         _tell_cuts(record.name, report)
 
 
-def sync_at_stop(metadata: Metadata, most_s: float = STOP_SYNC_MAX_S) -> None:
+def sync_at_stop(names: Mapping[str, str], most_s: float = STOP_SYNC_MAX_S) -> None:
     """Make durable what no log has synced yet, and note it, once no process appends any more.
 
-    Then the next boot knows the whole of each log: damage there costs the chunk that it lies in.  With many logs one
-    sync of the file system comes first, so that those of the logs find little to do.
+    ``names`` are the streams' names by their directories.  Then the next boot knows the whole of each log: damage there
+    costs the chunk that it lies in.  No sync begins later than ``most_s``.
     """
     deadline = time.monotonic() + most_s
-    directories = {record.directory: record.name for record in metadata.logs()}
-    metadata.close()
-    if len(directories) > LOGS_SYNCED_ALONE_MAX:
-        os.sync()
 
     def sync(directory: str) -> StorageError | bool:
         if time.monotonic() > deadline:
@@ -235,9 +229,9 @@ def sync_at_stop(metadata: Metadata, most_s: float = STOP_SYNC_MAX_S) -> None:
         return True
 
     late = 0
-    for directory, outcome in _at_a_time(sync, list(directories)):
+    for directory, outcome in _at_a_time(sync, list(names)):
         if isinstance(outcome, StorageError):
-            log.warning("stream %r could not be synced at the stop: %s", directories[directory], outcome)
+            log.warning("stream %r could not be synced at the stop: %s", names[directory], outcome)
         late += outcome is False
     if late:
         log.warning("%d streams were not synced within %g s at the stop", late, most_s)

@@ -175,19 +175,22 @@ class Supervisor:
             code = self._run()
         finally:
             signal.set_wakeup_fd(-1)  # a signal that comes now finds nobody at the other end
+        names = self._rest(metadata)
         if not self.deposed:
-            sync_at_stop(metadata)
-        self._rest(metadata)
+            sync_at_stop(names)
         log.info("stopped")
         return code
 
-    def _rest(self, metadata: Metadata) -> None:
-        """All processes have ended: nothing is to wait in the write-ahead log."""
+    def _rest(self, metadata: Metadata) -> dict[str, str]:
+        """Empty the write-ahead log, now that all processes have ended; return the streams' names by directory."""
+        names = {}
         try:
+            names = {record.directory: record.name for record in metadata.logs()}
             if not metadata.rest():
                 log.info("%s is open in another process: no digest of it is kept", metadata.path)
         except StorageError as problem:
             log.error("the write-ahead log of the metadata is not emptied: %s", problem)
+        return names
 
     # ---- prepare ----
 
