@@ -93,6 +93,46 @@ void control_remote_set(struct control *c, uint64_t offset)
     atomic_store_explicit(&c->remote_check, words_check(&offset, 1), memory_order_relaxed);
 }
 
+static uint64_t confirmed_check(const uint64_t words[CONFIRMED_WORDS]) { return words_check(words, COMMIT_WORDS); }
+
+void control_confirmed_record(const struct control *c, struct commit *out)
+{
+    uint64_t words[CONFIRMED_WORDS];
+    record_load(&c->confirmed_sequence, &c->confirmed_slots[0][0], CONFIRMED_WORDS, words);
+    memcpy(out, words, sizeof *out);
+}
+
+void control_confirmed(const struct control *c, struct commit *out)
+{
+    if (!control_readers_wait(c)) {
+        control_committed(c, out);
+        return;
+    }
+    control_confirmed_record(c, out);
+    /* Retention may have taken what the object store never had: the log begins behind that. */
+    uint64_t first = atomic_load_explicit(&c->first_offset, memory_order_acquire);
+    if (out->segment < first)
+        *out = (struct commit){.segment = first, .batch_position = SEGMENT_HEADER_BYTES, .position = SEGMENT_HEADER_BYTES,
+                               .next_offset = first, .last_chunk = UINT64_MAX, .timestamp_ms = out->timestamp_ms};
+}
+
+void control_confirm(struct control *c, const struct commit *record)
+{
+    struct commit had;
+    control_confirmed_record(c, &had);
+    bool says_more = record->next_offset > had.next_offset ||
+                     (record->next_offset == had.next_offset &&
+                      (record->segment > had.segment ||
+                       (record->segment == had.segment && record->position > had.position)));
+    if (!says_more) return;
+    uint64_t words[CONFIRMED_WORDS];
+    memcpy(words, record, sizeof *record);
+    words[COMMIT_WORDS] = confirmed_check(words);
+    record_store(&c->confirmed_sequence, &c->confirmed_slots[0][0], CONFIRMED_WORDS, words);
+    /* Whoever confirms looks for waiting readers next (word_bits). */
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
 /* ---- failed ranges ---- */
 
 static uint64_t failed_check(const struct control *c)
@@ -126,6 +166,19 @@ bool control_failed_covers(const struct control *c, uint64_t first, uint64_t nex
            next > atomic_load_explicit(&c->failed[CONTROL_FAILED_MAX - 1][0], memory_order_relaxed);
 }
 
+bool control_failed_from(const struct control *c, uint64_t offset, uint64_t *first)
+{
+    uint64_t count = atomic_load_explicit(&c->failed_count, memory_order_acquire);
+    *first = UINT64_MAX;
+    for (uint64_t i = 0; i < count && i < CONTROL_FAILED_MAX; i++) {
+        uint64_t begin = atomic_load_explicit(&c->failed[i][0], memory_order_relaxed);
+        if (atomic_load_explicit(&c->failed[i][1], memory_order_relaxed) <= offset) continue;
+        if (begin < offset) begin = offset;
+        if (begin < *first) *first = begin;
+    }
+    return *first != UINT64_MAX;
+}
+
 /* ---- make and map ---- */
 
 void control_limits_set(struct control *c, const struct log_options *limits)
@@ -137,6 +190,8 @@ void control_limits_set(struct control *c, const struct log_options *limits)
     atomic_store_explicit(&c->local_age_ms_max, limits->local_age_ms_max, memory_order_relaxed);
     atomic_store_explicit(&c->filter_bytes, limits->filter_bytes, memory_order_relaxed);
     atomic_store_explicit(&c->chunk_messages_max, limits->chunk_messages_max, memory_order_relaxed);
+    bool waits = c->durability != DURABILITY_OS && !limits->read_unconfirmed;
+    atomic_store_explicit(&c->readers_wait, waits, memory_order_release);
 }
 
 static uint64_t fixed_check(const struct control *c)
@@ -163,6 +218,7 @@ static void control_fill(struct control *c, const struct control_init *init, uin
     control_remote_set(c, 0);
     control_durable_set(c, &init->durable);
     control_commit(c, &init->commit);
+    control_confirm(c, &init->confirmed);
 }
 
 /* From now on the page is this boot's: whoever is killed before has left one that recovery makes anew. */
@@ -271,6 +327,20 @@ static void old_durable(const struct control *c, struct control_old *out)
     }
 }
 
+static void old_confirmed(const struct control *c, struct control_old *out)
+{
+    for (int i = 0; i < 2; i++) {
+        uint64_t words[CONFIRMED_WORDS];
+        struct commit found;
+        for (unsigned w = 0; w < CONFIRMED_WORDS; w++) words[w] = atomic_load(&c->confirmed_slots[i][w]);
+        if (words[COMMIT_WORDS] != confirmed_check(words)) continue;
+        memcpy(&found, words, sizeof found);
+        if (out->has_confirmed && found.next_offset < out->confirmed.next_offset) continue;
+        out->confirmed = found;
+        out->has_confirmed = true;
+    }
+}
+
 err control_old_read(const char *directory, struct control_old *out, struct fault *f)
 {
     *out = (struct control_old){0};
@@ -279,12 +349,14 @@ err control_old_read(const char *directory, struct control_old *out, struct faul
     size_t got;
     err e = file_read_head(path.text, page, sizeof page, &got, f);
     if (!e) e = file_page_version(path.text, page, got, &control_kind, f);
+    out->is_there = e != ERR_NOT_FOUND;
     if (e || got < sizeof page) return e == ERR_NOT_FOUND ? OK : e;
 
     const struct control *c = (const struct control *)page;
     if (c->magic != CONTROL_MAGIC) return OK;
     if (control_is_deleted(c)) return fault_set(f, ERR_DELETED, 0, path.text, 0, 0, 0);
     old_durable(c, out);
+    old_confirmed(c, out);
     bool is_checked = c->fixed_check != 0;
     if (!is_checked || c->fixed_check == fixed_check(c)) out->epoch = c->epoch;
     if (is_checked && atomic_load(&c->failed_check) != failed_check(c)) return OK;
@@ -311,6 +383,11 @@ bool control_is_whole(const struct control *c)
     if (atomic_load(&c->commit_checks[!slot]) == commit_check(words)) return false;
     slot = atomic_load(&c->durable_sequence) & 1;
     for (unsigned i = 0; i < DURABLE_WORDS; i++) words[i] = atomic_load(&c->durable_slots[slot][i]);
+    uint64_t confirmed[CONFIRMED_WORDS];
+    uint64_t sequence = atomic_load(&c->confirmed_sequence);
+    for (unsigned i = 0; i < CONFIRMED_WORDS; i++) confirmed[i] = atomic_load(&c->confirmed_slots[sequence & 1][i]);
+    /* Sequence 0: an older version knew none. */
+    if (sequence != 0 && confirmed[COMMIT_WORDS] != confirmed_check(confirmed)) return false;
     return words[DURABLE_WORDS - 1] == durable_check(words) && c->fixed_check == fixed_check(c) &&
            atomic_load(&c->failed_check) == failed_check(c);
 }
@@ -330,6 +407,37 @@ err control_reset(struct control *c, const char *directory, struct fault *f)
     return OK;
 }
 
+err control_old_confirm(const char *directory, const struct commit *record, struct fault *f)
+{
+    _Alignas(struct control) uint8_t page[CONTROL_BYTES];
+    struct control *c = (struct control *)page;
+    struct control_old old = {0};
+    struct stat st;
+    int fd;
+    struct file_path path = file_path_name(directory, control_name);
+    err e = file_open(path.text, O_RDWR | O_NOFOLLOW, &fd, f);
+    if (e) return e == ERR_NOT_FOUND ? OK : e;
+    if (sys->fstat(fd, &st) < 0) e = fault_from_errno(f, path.text, 0, 0, 0);
+    if (!e && st.st_size == CONTROL_BYTES) {
+        e = file_read_exact(fd, path.text, page, sizeof page, 0, f);
+        bool is_old = !e && c->magic == CONTROL_MAGIC && c->version == CONTROL_VERSION && !control_is_deleted(c) &&
+                      !control_of_this_boot(c, (uint64_t)st.st_ino);
+        if (is_old) old_confirmed(c, &old);
+        if (is_old && (!old.has_confirmed || old.confirmed.next_offset < record->next_offset)) {
+            /* The page is nobody's: both slots are this record. */
+            uint64_t words[CONFIRMED_WORDS];
+            memcpy(words, record, sizeof *record);
+            words[COMMIT_WORDS] = confirmed_check(words);
+            record_store(&c->confirmed_sequence, &c->confirmed_slots[0][0], CONFIRMED_WORDS, words);
+            record_store(&c->confirmed_sequence, &c->confirmed_slots[0][0], CONFIRMED_WORDS, words);
+            e = file_write(fd, path.text, page, sizeof page, 0, f);
+            if (!e) e = file_datasync(fd, path.text, f);
+        }
+    }
+    file_close(&fd);
+    return e;
+}
+
 void control_check(const struct control *c)
 {
     struct commit commit;
@@ -344,4 +452,8 @@ void control_check(const struct control *c)
     control_durable(c, &durable);
     CHECK(durable.offset <= commit.next_offset && durable.segment <= commit.segment);
     CHECK(durable.segment < commit.segment || durable.position <= commit.position);
+    struct commit confirmed;
+    control_confirmed_record(c, &confirmed);
+    CHECK(confirmed.next_offset <= commit.next_offset && confirmed.segment <= commit.segment);
+    CHECK(confirmed.segment < commit.segment || confirmed.position <= commit.position);
 }

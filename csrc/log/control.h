@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * control: the memory-mapped page that all processes of one broker share for one stream: the mutex, the commit record,
- * who reads, and what is durable.
+ * who reads, what is durable, and what is confirmed.
  *
  * The commit record has two slots written in turn and a sequence that names the newest whole one, so neither a reader
  * nor a process that inherits the mutex ever sees a torn record.  Bytes past the record do not exist.
  *
+ * Readers end at the confirmed record (control_confirmed): no consumer is given a message before its publisher could be
+ * confirmed.  With durability `os` and with `read-unconfirmed` that is the commit record.  With `disk` log_sync raises the
+ * confirmed record, with `remote` the archiver does.  Appends, syncs, recovery and the archiver go by the commit record.
+ *
  * Invariants (control_check in debug builds): the record named by `sequence` is whole; its position lies within its
- * segment; next_offset never goes back except by recovery; durable (segment, position) <= committed (segment,
- * position).  No torn slot is ever named: a killed writer leaves the sequence as it was.
+ * segment; next_offset never goes back except by recovery; durable and confirmed (segment, position) <= committed
+ * (segment, position).  No torn slot is ever named: a killed writer leaves the sequence as it was.
  */
 #ifndef VIBEMQ_LOG_CONTROL_H
 #define VIBEMQ_LOG_CONTROL_H
@@ -44,6 +48,7 @@ struct durable {
     uint64_t offset;            /* offsets below survive power loss */
 };
 #define DURABLE_WORDS 4 /* and a check, so that recovery knows a torn slot */
+#define CONFIRMED_WORDS (COMMIT_WORDS + 1) /* a commit record and a check, for the same reason */
 
 /* A device that failed this often is not trusted again before recovery. */
 #define CONTROL_FAILED_MAX 16u
@@ -63,6 +68,7 @@ struct control {
     _Atomic uint32_t chunk_messages_max;   /* of new chunks; 0 (made before it could be set): CHUNK_MESSAGES_MAX */
     uint32_t head_check;               /* file_page_check of magic and version */
     uint64_t fixed_check;              /* of durability, epoch and segment_chunks_max; 0: this page has no checks */
+    _Atomic uint32_t readers_wait;         /* not 0: readers end at the confirmed record; 0: at the commit record */
     _Alignas(128) struct mutex mutex;  /* guards every append, roll and the tracking table */
     _Alignas(128) _Atomic uint64_t sequence;       /* slot sequence & 1 is the newest whole record */
     _Atomic uint64_t slots[2][COMMIT_WORDS];
@@ -87,6 +93,10 @@ struct control {
     _Atomic uint64_t commit_checks[2];             /* of each slot of the commit record and its sequence */
     _Atomic uint64_t failed_check;                 /* of failed_count and failed */
     _Atomic uint64_t remote_check;                 /* of remote_offset */
+    /* The commit record up to which publishers could be confirmed: two slots with a check each, as of the durable one.
+     * Sequence 0: made by a version without it; recovery_run fills it in. */
+    _Alignas(128) _Atomic uint64_t confirmed_sequence;
+    _Atomic uint64_t confirmed_slots[2][CONFIRMED_WORDS];
 };
 #define CONTROL_HEAD_CHECK_AT 84u
 extern const struct file_page_kind control_kind;
@@ -106,11 +116,12 @@ struct log_options {
     uint32_t durability;          /* enum control_durability */
     uint32_t filter_bytes;        /* 0: default */
     uint32_t chunk_messages_max;  /* 0: CHUNK_MESSAGES_MAX */
+    bool read_unconfirmed;        /* readers do not wait for confirms */
 };
 
 /* What a new control block begins with. */
 struct control_init {
-    struct commit commit;
+    struct commit commit, confirmed;
     struct durable durable;
     uint32_t epoch;
     uint64_t first_offset;
@@ -131,8 +142,10 @@ void control_limits_set(struct control *c, const struct log_options *limits);
 
 /* What recovery may believe of a control block of another boot. */
 struct control_old {
-    bool has_durable;
+    bool is_there;  /* there is such a file, whole or not */
+    bool has_durable, has_confirmed;
     struct durable durable;
+    struct commit confirmed;
     uint32_t epoch;
     uint32_t failed_count;
     uint64_t failed[CONTROL_FAILED_MAX][2];
@@ -140,11 +153,44 @@ struct control_old {
 /* ERR_DELETED when it bears that mark, ERR_VERSION; a block that is missing or damaged gives an empty answer. */
 err control_old_read(const char *directory, struct control_old *out, struct fault *f);
 
+/* Raise the confirmed record of a control block of another boot, for the recovery that is to come: the object store is known
+ * to have more than the block says.  Where there is no such block, whole and of our version, nothing is done.  ERR_IO. */
+err control_old_confirm(const char *directory, const struct commit *record, struct fault *f);
+
 /* The newest commit record; consistent, lock-free, safe beside a writer. */
 void control_committed(const struct control *c, struct commit *out);
 
 /* Publish a record.  Only with the mutex held. */
 void control_commit(struct control *c, const struct commit *record);
+
+/* Do readers end before the commit record where publishers still wait? */
+static inline bool control_readers_wait(const struct control *c)
+{
+    return atomic_load_explicit(&c->readers_wait, memory_order_acquire) != 0;
+}
+
+/* Where readers end: the one definition for every consumer and every answer to one.  The newest whole record up to which
+ * publishers could be confirmed.  `chunks` may be UINT64_MAX: all that the segment's index has. */
+void control_confirmed(const struct control *c, struct commit *out);
+
+/* The same for its next_offset alone: two loads and a branch. */
+static inline uint64_t control_confirmed_offset(const struct control *c)
+{
+    /* One word of a record is enough, and a word never needs a second look: it only grows. */
+    const unsigned word = offsetof(struct commit, next_offset) / sizeof(uint64_t);
+    if (!control_readers_wait(c)) {
+        uint64_t sequence = atomic_load_explicit(&c->sequence, memory_order_acquire);
+        return atomic_load_explicit(&c->slots[sequence & 1][word], memory_order_acquire);
+    }
+    uint64_t sequence = atomic_load_explicit(&c->confirmed_sequence, memory_order_acquire);
+    return atomic_load_explicit(&c->confirmed_slots[sequence & 1][word], memory_order_acquire);
+}
+
+/* Raise the confirmed record; one that says no more than the present one changes nothing.  With durability `disk` only with
+ * durable_mutex held; with `remote` by the archiver, or before the log is in use. */
+void control_confirm(struct control *c, const struct commit *record);
+/* The confirmed record itself, whatever readers go by. */
+void control_confirmed_record(const struct control *c, struct commit *out);
 
 /* The same for what is durable; publishing only with durable_mutex held. */
 void control_durable(const struct control *c, struct durable *out);
@@ -155,6 +201,8 @@ void control_durable_set(struct control *c, const struct durable *record);
 void control_failed_add(struct control *c, uint64_t first, uint64_t next);
 /* Does [first, next) touch such a range? */
 bool control_failed_covers(const struct control *c, uint64_t first, uint64_t next);
+/* The first such offset at or behind `offset`.  False: there is none. */
+bool control_failed_from(const struct control *c, uint64_t offset, uint64_t *first);
 
 /* Do the checks of a page in memory hold?  A page without checks, as older brokers made it, is believed.  Only while no
  * other process has the log open. */

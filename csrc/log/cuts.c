@@ -2,7 +2,7 @@
  *
  * cuts: boundaries of chunks, found by their positions and offsets in the index files.
  *
- * An index is a hint (segment.h): where one is damaged or missing its segment is not cut inside, which makes parts
+ * All of it ends at the confirmed record, as readers do.  An index is a hint (segment.h): where one is damaged or missing its segment is not cut inside, which makes parts
  * larger and nothing wrong.
  */
 #include "cuts.h"
@@ -16,17 +16,17 @@
 /* The segments as they are at one instant. */
 struct cutting {
     const struct log *log;
-    const struct segment_list *list;
-    struct commit committed;
+    struct segment_list segments, *list;
+    struct commit committed; /* as readers have it: what is confirmed */
 };
 
-/* Where a chunk begins, or the end of what is committed. */
+/* Where a chunk begins, or the end of what is confirmed. */
 struct place {
     uint32_t segment; /* its number in the list */
     uint64_t position, id;
 };
 
-/* Where what is committed of a segment ends. */
+/* Where what is confirmed of a segment ends. */
 static uint64_t segment_end(const struct cutting *k, uint32_t i)
 {
     return i + 1 == k->list->count ? k->committed.position : k->list->bytes[i];
@@ -56,7 +56,8 @@ static err place_of(struct log *l, struct cutting *k, uint64_t offset, struct pl
         reader_close(&r);
         if (e == ERR_NOT_FOUND) continue;
         if (e) break;
-        e = log_list(l, &k->list, &k->committed, f);
+        k->list = &k->segments;
+        e = log_list_confirmed(l, k->list, &k->committed, f);
         if (e) break;
         *out = (struct place){segment_list_find(k->list, r.segment), r.position, r.next_offset};
         if (k->list->first[out->segment] != r.segment) e = fault_set(f, ERR_NOT_FOUND, 0, l->directory, 0, 0, 0);

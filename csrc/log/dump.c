@@ -269,6 +269,8 @@ static err dump_control(struct dump *d, int fd, uint64_t size)
     struct durable durable;
     control_committed(c, &commit);
     control_durable(c, &durable);
+    struct commit confirmed;
+    control_confirmed_record(c, &confirmed);
     static const char *const durabilities[] = {"os", "disk", "remote"};
     say(d, "control: version %" PRIu32 ", state %" PRIu32 ", durability %s, epoch %" PRIu32, c->version,
         atomic_load(&c->state), c->durability <= DURABILITY_REMOTE ? durabilities[c->durability] : "unknown", c->epoch);
@@ -278,6 +280,8 @@ static err dump_control(struct dump *d, int fd, uint64_t size)
         commit.next_offset, (int64_t)commit.last_chunk, commit.timestamp_ms, atomic_load(&c->first_offset));
     say(d, "durable: segment %" PRIu64 " up to byte %" PRIu64 ", offsets below %" PRIu64, durable.segment, durable.position,
         durable.offset);
+    say(d, "confirmed: segment %" PRIu64 " up to byte %" PRIu64 ", offsets below %" PRIu64 "; readers end %s", confirmed.segment,
+        confirmed.position, confirmed.next_offset, control_readers_wait(c) ? "there" : "at what is committed");
     say(d, "object store: offsets below %" PRIu64 "; kept here %" PRIu64 " bytes, %" PRIu64 " ms", atomic_load(&c->remote_offset),
         atomic_load(&c->local_bytes_max), atomic_load(&c->local_age_ms_max));
     say(d, "limits: segment %" PRIu64 " bytes, %" PRIu64 " chunks; retention %" PRIu64 " bytes, %" PRIu64 " ms; filters %"

@@ -54,6 +54,10 @@ err log_roll(struct log *l, struct commit *c, struct fault *f);
  * one.  Cached until a segment comes or goes.  Closed segments are never empty in it. */
 err log_list(struct log *l, const struct segment_list **out, struct commit *committed, struct fault *f);
 
+/* The same for readers: those up to the one in which the confirmed record lies, which is the last.  `out` borrows the
+ * handle's list until the next call.  ERR_NOT_FOUND: retention took that segment meanwhile. */
+err log_list_confirmed(struct log *l, struct segment_list *out, struct commit *confirmed, struct fault *f);
+
 /* ---- quarantine (quarantine.c) ---- */
 
 /* What earlier recoveries of a log put there is removed, oldest first, while it is more than this: about two segments. */

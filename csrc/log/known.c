@@ -2,6 +2,7 @@
  *
  * known: what recovery knows of a log before it walks it, and how much work the walk is.
  */
+#include "reader.h"
 #include "recovery.h"
 
 static bool durable_later(const struct durable *a, uint64_t segment, uint64_t position)
@@ -135,4 +136,32 @@ err recovery_ahead(const char *directory, uint64_t *bytes, struct fault *f)
     }
     segment_list_free(&rc.list);
     return OK;
+}
+
+/* ---- what is confirmed ---- */
+
+/* Where readers end.  All that was kept is on the disk now.  Of durability `remote` it is known to be in the object store
+ * up to where the old control block says; all of it where there was none, as after a restore from the store.  The rest is
+ * confirmed by the archiver, which sends it again. */
+struct commit recovery_confirmed(const struct recovery *rc, uint32_t durability, uint64_t first_offset)
+{
+    const struct commit *old = &rc->old.confirmed, *c = &rc->commit;
+    if (durability != DURABILITY_REMOTE || !rc->old.is_there) return *c;
+    if (!rc->old.has_confirmed)
+        return (struct commit){.segment = first_offset, .batch_position = SEGMENT_HEADER_BYTES, .next_offset = first_offset,
+                               .position = SEGMENT_HEADER_BYTES, .last_chunk = UINT64_MAX, .timestamp_ms = INT64_MIN};
+    bool is_within = old->segment < c->segment || (old->segment == c->segment && old->position <= c->position);
+    return is_within && old->next_offset <= c->next_offset ? *old : *c;
+}
+
+/* The log is of this boot.  What a killed process appended is synced: nobody may come who would.  Where a version without
+ * a confirmed record wrote the page, readers begin to go by one. */
+void recovery_confirm(struct log *l)
+{
+    struct commit confirmed;
+    uint64_t offset;
+    if (l->control->durability == DURABILITY_DISK) log_sync(l, &offset, NULL); /* a failure is noted in the page */
+    control_confirmed_record(l->control, &confirmed);
+    if (l->control->durability == DURABILITY_REMOTE && confirmed.position == 0)
+        reader_confirm(l, atomic_load_explicit(&l->control->remote_offset, memory_order_acquire), NULL);
 }

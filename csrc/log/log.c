@@ -73,6 +73,7 @@ err log_create(const char *directory, const struct log_options *options, struct 
     bool sync = options->durability != DURABILITY_OS; /* its record is synced too, and must not stand alone */
     init.commit = (struct commit){.batch_position = SEGMENT_HEADER_BYTES, .position = SEGMENT_HEADER_BYTES,
                                   .last_chunk = UINT64_MAX, .timestamp_ms = INT64_MIN};
+    init.confirmed = init.commit;
     init.durable = (struct durable){.position = SEGMENT_HEADER_BYTES};
     e = log_files_create(directory, 0, sync, f);
     if (!e) e = tracking_create(directory, sync, f);
@@ -374,13 +375,30 @@ err log_list(struct log *l, const struct segment_list **out, struct commit *comm
     return OK;
 }
 
+err log_list_confirmed(struct log *l, struct segment_list *out, struct commit *confirmed, struct fault *f)
+{
+    const struct segment_list *all;
+    struct commit committed;
+    /* First: what is committed later covers it. */
+    control_confirmed(l->control, confirmed);
+    err e = log_list(l, &all, &committed, f);
+    if (e) return e;
+    *out = *all;
+    while (out->count > 0 && out->first[out->count - 1] > confirmed->segment) out->count--;
+    if (out->count > 0 && out->first[out->count - 1] == confirmed->segment) return OK;
+    struct file_path path = file_path_numbered(l->directory, confirmed->segment, SEGMENT_SUFFIX);
+    return fault_set(f, ERR_NOT_FOUND, 0, path.text, 0, 0, 0);
+}
+
 err log_stats(struct log *l, struct log_stats *out, struct fault *f)
 {
     const struct segment_list *list;
-    struct commit c;
+    struct commit c, confirmed;
+    control_confirmed(l->control, &confirmed);
     err e = log_list(l, &list, &c, f);
     if (e) return e;
-    *out = (struct log_stats){.next_offset = c.next_offset, .last_chunk = c.last_chunk, .segment_count = list->count,
+    *out = (struct log_stats){.next_offset = c.next_offset, .confirmed_offset = confirmed.next_offset,
+                              .last_chunk = confirmed.last_chunk, .segment_count = list->count,
                               .first_offset = atomic_load_explicit(&l->control->first_offset, memory_order_acquire)};
     /* The file may be longer than what is committed. */
     for (uint32_t i = 0; i + 1 < list->count; i++) out->bytes += list->bytes[i];

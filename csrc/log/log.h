@@ -50,7 +50,7 @@ void log_rest(struct log *l);
 struct control *log_control(struct log *l);
 
 /* Change the limits while the log is in use: of `options` all but the durability and segment_chunks_max, which
- * stay.  Every process goes by them from its next append and retention_run on.  ERR_LIMIT: none was changed. */
+ * stay.  Every process goes by them from its next append, read and retention_run on.  ERR_LIMIT: none was changed. */
 err log_set_limits(struct log *l, const struct log_options *options, struct fault *f);
 
 /* Size in bytes of the filters that new chunks get (chunk.h). */
@@ -113,7 +113,11 @@ void log_mark_deleted(struct log *l);
 err log_remove(const char *directory, struct fault *f);
 
 /* ---- statistics, of what is cold too ---- */
-struct log_stats { uint64_t first_offset, next_offset, last_chunk, segment_count, bytes; };
+struct log_stats {
+    uint64_t first_offset, next_offset;    /* what is committed */
+    uint64_t confirmed_offset, last_chunk; /* what readers have: the next offset, and the newest chunk */
+    uint64_t segment_count, bytes;         /* of what is committed */
+};
 err log_stats(struct log *l, struct log_stats *out, struct fault *f);
 
 #endif

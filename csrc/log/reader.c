@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reader: attach, copy committed bytes, step over damage, go on to the next segment.
+ * reader: attach, copy confirmed bytes, step over damage, go on to the next segment.
  *
- * Whether a segment is closed is decided once per call from one commit record: the active segment ends at its position;
- * a closed one at its size, because a roll cuts off what was not committed before it publishes the new segment.
+ * Where a segment ends is decided once per call from one confirmed record (control_confirmed): the segment that it names
+ * ends at its position; an older one at its size, because a roll cuts off what was not committed before it publishes the
+ * new segment.  An older one whose fdatasync failed ends where that had to begin: the rest was refused to its publishers
+ * and may be torn by a power cut, so no reader is given it before a recovery has made it durable.
  */
 #include "reader.h"
 
@@ -39,6 +41,26 @@ static err reader_enter(struct reader *r, uint64_t segment, uint64_t position, u
     return e;
 }
 
+/* Where an older segment ends for readers: `s->limit` is its size. */
+static err confirmed_end(const struct control *control, const struct scan *s, uint64_t *end, struct fault *f)
+{
+    uint64_t from, position = SEGMENT_HEADER_BYTES, id = s->segment;
+    struct index_record r;
+    *end = s->limit;
+    if (!control_readers_wait(control) || s->cold_bytes || !control_failed_from(control, s->segment, &from)) return OK;
+    if (index_find(s, UINT64_MAX, INDEX_BY_OFFSET, (int64_t)from + 1, true, &r, NULL) == OK && r.chunk_id >= id &&
+        r.position >= position && r.position < s->limit) {
+        position = r.position;
+        id = r.chunk_id;
+    }
+    while (id < from && position < s->limit) {
+        err e = scan_past(s, UINT64_MAX, &position, &id, f);
+        if (e) return e;
+    }
+    if (position < s->limit) *end = position;
+    return OK;
+}
+
 /* Where what may be read of the open segment ends. */
 static err reader_limit(struct reader *r, const struct commit *c, uint64_t *limit, struct fault *f)
 {
@@ -48,8 +70,12 @@ static err reader_limit(struct reader *r, const struct commit *c, uint64_t *limi
     }
     if (r->end == UINT64_MAX) {
         struct file_path path = file_path_numbered(r->log->directory, r->segment, SEGMENT_SUFFIX);
-        err e = file_size(r->fd, path.text, &r->end, f);
+        struct scan s = {.fd = r->fd, .seed = r->seed, .segment = r->segment, .directory = r->log->directory};
+        uint64_t end;
+        err e = file_size(r->fd, path.text, &s.limit, f);
+        if (!e) e = confirmed_end(r->log->control, &s, &end, f);
         if (e) return e;
+        r->end = end;
     }
     *limit = r->end;
     return OK;
@@ -60,7 +86,12 @@ static err reader_limit(struct reader *r, const struct commit *c, uint64_t *limi
 static err place_open(const struct log *l, const struct segment_list *list, uint32_t i, const struct commit *c,
                       struct scan *s, struct fault *f)
 {
-    return scan_open(s, l->directory, list->first[i], list->first[i] == c->segment ? c->position : list->bytes[i], f);
+    bool is_last = list->first[i] == c->segment;
+    err e = scan_open(s, l->directory, list->first[i], is_last ? c->position : list->bytes[i], f);
+    if (e || is_last) return e;
+    e = confirmed_end(l->control, s, &s->limit, f);
+    if (e) file_close(&s->fd);
+    return e;
 }
 
 /* From the nearest index record on, chunk by chunk, to the one that is wanted. */
@@ -74,6 +105,11 @@ static err place_find(const struct scan *s, uint64_t index_count, enum index_key
     /* An offset lies in the last chunk that begins at or before it. */
     err e = index_find(s, index_count, key, key == INDEX_BY_OFFSET ? value + 1 : value, true, &r, f);
     if (e && e != ERR_NOT_FOUND) return e;
+    if (!e && r.position >= s->limit) { /* the index goes on behind what is confirmed */
+        *position = s->limit;
+        *id = r.chunk_id;
+        return OK;
+    }
     if (!e && (scan_header(s, r.position, &c, NULL) == ERR_CORRUPT || c.chunk_id == r.chunk_id)) {
         *position = r.position;
         *id = r.chunk_id;
@@ -191,16 +227,18 @@ static err reader_at_timestamp(struct reader *r, const struct segment_list *list
     if (low == 0) return reader_enter(r, list->first[0], SEGMENT_HEADER_BYTES, list->first[0], f);
 
     err e = reader_find(r, list, low - 1, c, INDEX_BY_TIMESTAMP, time, f);
-    if (e || r->position < (r->segment == c->segment ? c->position : list->bytes[low - 1])) return e;
+    uint64_t end;
+    if (!e && r->position != 0) e = reader_limit(r, c, &end, f); /* 0: found later, in a cold segment */
+    if (e || r->position == 0 || r->position < end) return e;
     if (low == list->count) return reader_enter(r, c->segment, c->position, c->next_offset, f);
     return reader_enter(r, list->first[low], SEGMENT_HEADER_BYTES, list->first[low], f);
 }
 
 static err reader_attach(struct reader *r, enum reader_from from, int64_t value, struct fault *f)
 {
-    const struct segment_list *list;
+    struct segment_list listed, *list = &listed;
     struct commit c;
-    err e = log_list(r->log, &list, &c, f);
+    err e = log_list_confirmed(r->log, list, &c, f);
     if (e) return e;
     uint64_t first = list->first[0], offset = (uint64_t)value;
     if (from == READER_LAST) {
@@ -239,11 +277,7 @@ void reader_close(struct reader *r) { file_close(&r->fd); }
 
 bool reader_has_more(const struct reader *r)
 {
-    /* One word of the record is enough, and a word never needs a second look: it only grows. */
-    const struct control *c = r->log->control;
-    uint64_t sequence = atomic_load_explicit(&c->sequence, memory_order_acquire);
-    const unsigned word = offsetof(struct commit, next_offset) / sizeof(uint64_t);
-    return r->next_offset < atomic_load_explicit(&c->slots[sequence & 1][word], memory_order_acquire);
+    return r->next_offset < control_confirmed_offset(r->log->control);
 }
 
 /* Is `segment` there for readers: the active one, or a closed one with chunks? */
@@ -325,7 +359,7 @@ err reader_fetch(struct reader *r, uint8_t *data, uint64_t size, bool nowait, ui
     struct commit c;
     uint64_t limit;
     *got = 0;
-    control_committed(r->log->control, &c);
+    control_confirmed(r->log->control, &c);
     for (;;) {
         err e = reader_limit(r, &c, &limit, f);
         if (!e && r->position == 0) e = reader_settle(r, nowait, f);
@@ -358,7 +392,7 @@ static err reader_look(const struct reader *r, const uint8_t *data, uint64_t siz
     if (size >= chunk_bytes(out)) return OK;
     /* Past what exists it will never be whole. */
     struct commit c;
-    control_committed(r->log->control, &c);
+    control_confirmed(r->log->control, &c);
     uint64_t limit = c.segment == r->segment ? c.position : r->end;
     return limit == UINT64_MAX || r->position + chunk_bytes(out) <= limit ? OK : ERR_CORRUPT;
 }
@@ -461,7 +495,7 @@ err reader_skip_damaged(struct reader *r, struct fault *f)
 {
     if (r->cold) return skip_damaged_cold(r, f);
     struct commit c;
-    control_committed(r->log->control, &c);
+    control_confirmed(r->log->control, &c);
     struct scan s = {.fd = r->fd, .seed = r->seed, .segment = r->segment, .directory = r->log->directory};
     err e = reader_limit(r, &c, &s.limit, f);
     if (e) return e;
@@ -472,4 +506,42 @@ err reader_skip_damaged(struct reader *r, struct fault *f)
     if (r->position == s.limit && active && r->next_offset < c.next_offset) r->next_offset = c.next_offset;
     r->skipped_chunks++;
     return OK;
+}
+
+/* ---- confirming ---- */
+
+static err confirm_once(struct log *l, uint64_t offset, struct fault *f)
+{
+    struct reader r = {.log = l, .fd = -1};
+    const struct segment_list *list;
+    struct commit c;
+    struct index_record before;
+    err e = log_list(l, &list, &c, f);
+    if (!e && offset < c.next_offset) {
+        if (offset < list->first[0]) offset = list->first[0];
+        e = reader_find(&r, list, segment_list_find(list, offset), &c, INDEX_BY_OFFSET, (int64_t)offset, f);
+        /* In a cold segment whose index is not here the place is not known: its beginning is. */
+        struct scan s = {.fd = -1, .seed = r.seed, .segment = r.segment, .directory = l->directory};
+        c = (struct commit){.segment = r.segment, .position = r.position ? r.position : SEGMENT_HEADER_BYTES,
+                            .next_offset = r.next_offset, .last_chunk = UINT64_MAX, .chunks = UINT64_MAX,
+                            .timestamp_ms = INT64_MIN};
+        c.batch_position = c.position;
+        if (!e && !r.cold && index_find(&s, UINT64_MAX, INDEX_BY_OFFSET, (int64_t)c.next_offset, true, &before, NULL) == OK) {
+            c.last_chunk = before.chunk_id;
+            c.timestamp_ms = before.timestamp_ms;
+        }
+        reader_close(&r);
+    }
+    if (!e) control_confirm(l->control, &c);
+    return e;
+}
+
+err reader_confirm(struct log *l, uint64_t offset, struct fault *f)
+{
+    err e = ERR_NOT_FOUND;
+    for (int attempt = 0; attempt < ATTEMPTS_MAX && e == ERR_NOT_FOUND; attempt++) {
+        if (attempt) l->list_known = false; /* it named a segment that is gone */
+        e = confirm_once(l, offset, f);
+    }
+    return e;
 }

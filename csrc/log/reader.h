@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reader: follow a log chunk by chunk, from any offset, across segments.
+ * reader: follow a log chunk by chunk, from any offset, across segments, up to the confirmed record (control_confirmed).
  *
- * A reader holds its place as (segment, position, next offset).  reader_fetch copies committed bytes from the page
+ * A reader holds its place as (segment, position, next offset).  reader_fetch copies confirmed bytes from the page
  * cache to the caller's buffer (measured as cheap as mapping them, cheaper than sendfile, and a bad disk block is an
  * error code, not a signal); the caller walks whole chunks with reader_chunk and moves the reader with reader_advance
  * only past what it has really passed on.
@@ -25,7 +25,7 @@ struct reader {
     int fd;
     uint32_t seed;             /* of the open segment, for header checks */
     uint64_t segment, position; /* where the next chunk's header begins; 0: see `wanted` */
-    uint64_t end;              /* size of the open segment once it is closed; UINT64_MAX before */
+    uint64_t end;              /* where the open segment ends for readers once it is closed; UINT64_MAX before */
     uint64_t next_offset;      /* the id that chunk should have (it may be higher after damage) */
     uint64_t skipped_chunks;   /* damaged places passed over */
     bool cold;                 /* the segment lies in the object store; `fd` is its file of blocks, or -1 */
@@ -41,10 +41,10 @@ err reader_open(struct reader *r, struct log *l, enum reader_from from, int64_t 
 err reader_settle(struct reader *r, bool nowait, struct fault *f);
 void reader_close(struct reader *r);
 
-/* Is there a committed chunk to read?  Two loads; no system call. */
+/* Is there a confirmed chunk to read?  Two loads and a branch; no system call. */
 bool reader_has_more(const struct reader *r);
 
-/* Copy bytes from the reader's place on, at most up to what is committed and to `size`; moves to the next segment by
+/* Copy bytes from the reader's place on, at most up to what is confirmed and to `size`; moves to the next segment by
  * itself when this one is read out.  At least CHUNK_HEADER_BYTES when OK.  ERR_END: nothing more.  ERR_NOT_CACHED (only
  * with `nowait`): use a helper thread.  ERR_IO: see fault; ERR_NOT_FOUND: retention took the segment (re-attach with
  * reader_open READER_FIRST). */
@@ -84,5 +84,9 @@ void reader_advance(struct reader *r, const struct chunk *c);
 /* Move past a damaged chunk: its end comes from the index (or from its own header if only the entries are damaged).
  * Never goes past the next good chunk; in a cold segment never past the next one that the index names. */
 err reader_skip_damaged(struct reader *r, struct fault *f);
+
+/* Confirm the chunks of a log of durability `remote` that lie below `offset`: the object store is known to have them.
+ * Before the log is in use. */
+err reader_confirm(struct log *l, uint64_t offset, struct fault *f);
 
 #endif

@@ -613,6 +613,7 @@ static err recover(struct recovery *rc, const struct log_options *options, struc
     if (e) return e;
 
     init.commit = rc->commit;
+    init.confirmed = recovery_confirmed(rc, init.options.durability, init.first_offset);
     init.durable = (struct durable){rc->commit.segment, rc->commit.position, rc->commit.next_offset};
     init.epoch = rc->epoch + 1;
     e = quarantine_trim(rc->directory, rc->old.epoch, f);
@@ -634,6 +635,7 @@ err recovery_run(const char *directory, const struct log_options *options, struc
         bool fits = recovery_fits(l, &misfit);
         if (!fits) memcpy(out->unfit, misfit.where, sizeof out->unfit);
         if (fits) e = control_reset(log_control(l), directory, f);
+        if (fits && !e) recovery_confirm(l);
         if (fits && !e) e = log_set_limits(l, options, f);
         if (fits && !e) recovery_name_gaps(directory, out);
         log_close(l);

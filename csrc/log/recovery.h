@@ -63,6 +63,10 @@ void recovery_name_gaps(const char *directory, struct recovery_report *out);
 bool recovery_of_this_boot(const char *directory);
 /* 0, or from where on segment `i` may be torn although durable has moved past it. */
 uint64_t recovery_suspect_from(const struct recovery *rc, uint32_t i);
+/* The confirmed record that the new control block begins with. */
+struct commit recovery_confirmed(const struct recovery *rc, uint32_t durability, uint64_t first_offset);
+/* The same for a log of this boot that needs no recovery. */
+void recovery_confirm(struct log *l);
 
 /* ---- the walk ---- */
 

@@ -10,6 +10,9 @@
  * A segment whose fdatasync failed is never synced again, because the kernel may have dropped the dirty pages and would
  * call the next try a success.  Its offsets from the durable one on are noted as failed, the next append begins a new
  * segment, and durable goes on from there.
+ *
+ * With durability `disk` whatever becomes durable is confirmed in the same step: readers go on up to there.  They pass over
+ * offsets that are noted as failed.
  */
 #include "handle.h"
 
@@ -60,10 +63,33 @@ static void sync_give_up(struct log *l, uint64_t segment, uint64_t segment_end, 
     if (locked) log_unlock(l);
 }
 
-/* Sync one segment and publish that it is durable up to `to`. */
-static err sync_segment(struct log *l, const struct durable *to, uint64_t segment_end, bool closed, struct durable *d,
-                        struct fault *f)
+/* Readers of durability `disk` go on up to what is durable.  `whole`: the commit record that was synced; NULL: of a closed
+ * segment, whose last chunk is looked up.  With durable_mutex held. */
+static void sync_confirm(struct log *l, const struct durable *d, const struct commit *whole)
 {
+    struct commit c, before;
+    struct chunk last;
+    if (l->control->durability != DURABILITY_DISK) return;
+    control_confirmed_record(l->control, &before);
+    c = (struct commit){.segment = d->segment, .batch_position = d->position, .position = d->position, .next_offset = d->offset,
+                        .last_chunk = before.last_chunk, .chunks = UINT64_MAX, .timestamp_ms = before.timestamp_ms};
+    if (whole) {
+        c = *whole;
+    } else if (scan_last_chunk(l->directory, d->segment, d->position, &last) == OK) {
+        c.last_chunk = last.chunk_id;
+        c.timestamp_ms = last.timestamp_ms;
+    }
+    /* A segment that is empty yet names the last chunk of the one before. */
+    if (c.last_chunk != UINT64_MAX && control_failed_covers(l->control, c.last_chunk, c.last_chunk + 1))
+        c.last_chunk = before.last_chunk;
+    control_confirm(l->control, &c);
+}
+
+/* Sync one segment and publish that it is durable up to `to`.  `whole` as of sync_confirm. */
+static err sync_segment(struct log *l, const struct durable *to, uint64_t segment_end, const struct commit *whole,
+                        struct durable *d, struct fault *f)
+{
+    bool closed = whole == NULL;
     bool gave_up = false;
     err e = OK;
     if (closed || d->segment != to->segment) sync_companions(l, to->segment, closed);
@@ -78,6 +104,7 @@ static err sync_segment(struct log *l, const struct durable *to, uint64_t segmen
     if (e) return e;
     *d = *to;
     control_durable_set(l->control, d);
+    sync_confirm(l, d, whole);
     return OK;
 }
 
@@ -95,7 +122,7 @@ static err sync_closed(struct log *l, const struct commit *c, struct durable *d,
         struct durable to = {segment, list.bytes[i], end};
         if (d->segment == segment && d->position == to.position) continue;
         if (control_failed_covers(l->control, end - 1, end)) continue; /* given up for good */
-        e = sync_segment(l, &to, end, true, d, f);
+        e = sync_segment(l, &to, end, NULL, d, f);
     }
     segment_list_free(&list);
     return e;
@@ -117,13 +144,22 @@ static err sync_locked(struct log *l, struct fault *f)
     if (atomic_load_explicit(&l->control->sync_failed_segment, memory_order_relaxed) == c.segment + 1)
         return fault_set(f, ERR_IO, 0, l->directory, d.position, c.next_offset, d.offset);
     struct durable to = {c.segment, c.position, c.next_offset};
-    return sync_segment(l, &to, c.next_offset, false, &d, f);
+    return sync_segment(l, &to, c.next_offset, &c, &d, f);
 }
 
 /* An empty segment too is worth a sync: with it durable, retention may drop the ones before. */
 static bool sync_wanted(const struct durable *d, const struct commit *c)
 {
     return d->offset < c->next_offset || d->segment < c->segment;
+}
+
+/* Is less confirmed than durable?  A version that knew no confirmed record has synced in this boot. */
+static bool confirm_wanted(const struct log *l, const struct durable *d)
+{
+    struct commit confirmed;
+    if (l->control->durability != DURABILITY_DISK) return false;
+    control_confirmed_record(l->control, &confirmed);
+    return confirmed.next_offset < d->offset || confirmed.position == 0;
 }
 
 err log_sync(struct log *l, uint64_t *durable_offset, struct fault *f)
@@ -133,12 +169,14 @@ err log_sync(struct log *l, uint64_t *durable_offset, struct fault *f)
     control_committed(l->control, &wanted);
     control_durable(l->control, &d);
     err e = OK;
-    if (sync_wanted(&d, &wanted)) {
+    if (sync_wanted(&d, &wanted) || confirm_wanted(l, &d)) {
         if (mutex_lock(&l->control->durable_mutex) == MUTEX_FAILED)
             return fault_set(f, ERR_LOCK, errno, l->directory, 0, 0, 0);
         /* Who waited here for another's fdatasync may find that it began late enough. */
         control_durable(l->control, &d);
         if (sync_wanted(&d, &wanted)) e = sync_locked(l, f);
+        control_durable(l->control, &d);
+        if (confirm_wanted(l, &d)) sync_confirm(l, &d, NULL);
         mutex_unlock(&l->control->durable_mutex);
         control_durable(l->control, &d);
     }

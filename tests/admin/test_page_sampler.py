@@ -69,7 +69,7 @@ def made(api, name):
 
 
 def at(offset, generation=1):
-    return LogFigures(0, offset, 0, offset, generation)
+    return LogFigures(0, offset, offset, 0, offset, generation)
 
 
 def other(api, do):

@@ -31,7 +31,7 @@ class World:
         self.now_s += PRICE_S
         self.looked.append(record.incarnation)
         queue = QueueStats(0, 0, 0, 0, 0, self.acked[record.incarnation], 0, 0, 0, 0, 0, 0, 0, 0, 0)
-        return Entry(record, Counts(LogStats(0, 0, -1, 0, 0), queue))
+        return Entry(record, Counts(LogStats(0, 0, 0, -1, 0, 0), queue))
 
     def look(self) -> list[Entry]:
         self.looked.clear()

@@ -38,6 +38,7 @@ def test_what_a_stream_says_wins_over_the_default():
         "stream-max-segment-size-bytes": "5000",
         "stream-filter-size-bytes": "32",
         "stream-max-chunk-messages": "100",
+        "read-unconfirmed": "true",
         "other": "x",
     }
     assert log_options(said, "disk", 777) == {
@@ -49,6 +50,7 @@ def test_what_a_stream_says_wins_over_the_default():
         "durability": "disk",
         "filter_size_bytes": 32,
         "chunk_messages_max": 100,
+        "read_unconfirmed": True,
     }
     assert log_options({}, "os", 777) == {
         "segment_bytes_max": 777,
@@ -59,7 +61,14 @@ def test_what_a_stream_says_wins_over_the_default():
         "durability": "os",
         "filter_size_bytes": 16,
         "chunk_messages_max": 2048,
+        "read_unconfirmed": False,
     }
+
+
+@pytest.mark.parametrize("said", ["", "True", "1", "yes"])
+def test_a_flag_is_true_or_false(said):
+    with pytest.raises(LimitExceeded, match="read-unconfirmed must be true or false"):
+        log_options({"read-unconfirmed": said}, "disk", 777)
 
 
 @pytest.mark.parametrize("size", ["-1", "3000000001", "1e3", ""])

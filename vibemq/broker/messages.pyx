@@ -302,11 +302,9 @@ cdef class Cursor(Place):
         cdef cached_chunk *c
         cdef err e
         cdef uint32_t entry_bytes, records
-        cdef commit committed
         out.offset = NOWHERE
         if not self.open:
-            core.control_committed(self.log.control, &committed)
-            if self.offset >= committed.next_offset:
+            if self.offset >= core.control_confirmed_offset(self.log.control):
                 return ERR_END  # no descriptor for an empty queue
             e = self._open(self.offset, f)
             if e != OK:
@@ -397,15 +395,17 @@ NO_MAX = 0
 
 
 def offset_of_word(Stream stream, str word) -> int | None:
-    """The offset that "first", "last" or "next" means now; None: it is none of these."""
-    cdef commit committed
-    core.control_committed(stream.log.control, &committed)
+    """The offset that "first", "last" or "next" means now; None: it is none of these.
+
+    "next" is the first message that is not confirmed yet: whatever is confirmed from now on follows.
+    """
+    cdef uint64_t end = core.control_confirmed_offset(stream.log.control)
     if word == "next":
-        return committed.next_offset
+        return end
     if word == "first":
         return 0
     if word == "last":
-        return committed.next_offset - 1 if committed.next_offset else 0
+        return end - 1 if end else 0
     return None
 
 

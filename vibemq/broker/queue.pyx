@@ -109,15 +109,15 @@ cdef class Queue(StreamUser):
             self.stream.detach(self)
 
     cdef uint64_t log_end(self) noexcept:
-        """One more than the offset of the last message that is in the log."""
-        cdef commit committed
-        core.control_committed(self.stream.log.control, &committed)
-        return committed.next_offset
+        """One more than the offset of the last message that consumers may have: its publisher could be confirmed."""
+        return core.control_confirmed_offset(self.stream.log.control)
 
     cdef uint64_t waiting(self) noexcept:
-        """Messages that wait for a consumer, those in this turn's batch included."""
+        """Messages that wait for a consumer, or yet for their confirm, those in this turn's batch included."""
         cdef uint64_t departed = core.word_load(&self.control.departed)
-        cdef uint64_t there = self.log_end()
+        cdef commit committed
+        core.control_committed(self.stream.log.control, &committed)
+        cdef uint64_t there = committed.next_offset
         if self.stream.batch != NULL:
             there += self.stream.batch.records
         return there - departed if there > departed else 0
@@ -149,10 +149,12 @@ cdef class Queue(StreamUser):
     def purge(self) -> int:
         """Have the home settle everything that waits now; returns how many that is."""
         self.stream.persist()
-        count = self.waiting()
+        end = self.log_end()  # what is published and not confirmed yet comes after the purge
+        departed = core.word_load(&self.control.departed)
         if self.home is not None:  # it knows of messages that this turn gave back, and has not told the others yet
-            count = self.log_end() - self.home.backlog.departed()
-        core.word_raise(&self.control.purge, self.log_end())
+            departed = self.home.backlog.departed()
+        count = end - departed if end > departed else 0
+        core.word_raise(&self.control.purge, end)
         self.call_home()
         return count
 

@@ -12,7 +12,7 @@ cdef class StreamUser:
     cdef readonly Stream stream
     cdef list unsynced                # of await_sync: (what, first offset, next offset, when its turn began); None: it never waited
 
-    # The log has grown past where this user reads.  Readers only.
+    # More of the log is confirmed: it may go past where this user reads.  Readers only.
     cdef int on_news(self) except -1
     # What this user put into the batch is in the log within [first_offset, next_offset), or (not `ok`) is not.
     cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
@@ -46,6 +46,7 @@ cdef class Stream:
     cdef readonly bint confirms_later  # one of the two
     cdef bint has_appended          # since the last tick
     cdef bint appending             # its log holds descriptors, and stands in the table's list of those
+    cdef uint64_t durable_seen      # how far a sync had come with the last tick at which one was due
     cdef uint32_t restarts          # of the board, when its users came
     cdef uint64_t remote_seen       # how far the object store had it with the last tick,
     cdef int64_t remote_moved_ms    # and when that was less, or nobody waited
@@ -64,6 +65,9 @@ cdef class Stream:
     cdef int await_sync(self, StreamUser user, object what, uint64_t first_offset, uint64_t next_offset) except -1
     cdef int persist(self) except -1
     cdef int news(self) except -1
+    cdef int _ring_readers(self, uint64_t others) except -1
+    cdef bint _sync_due(self) noexcept
+    cdef int _look_after_sync(self) except -1
     cdef int _start_sync(self) except -1
     cdef int _settle_remote(self) except -1
     cdef int _look_at_store(self, int64_t now_ms) except -1

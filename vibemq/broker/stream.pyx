@@ -9,6 +9,10 @@ with readers learn of it through the board of doorbells.
 With durability ``disk`` a confirm also waits for an fdatasync.  One is in flight for each
 stream; whatever was persisted while it ran is covered by the next, so group commit needs
 no timer.
+
+Readers end where publishers could be confirmed (csrc/log/control.h ``control_confirmed``), so they are told when
+that place moves: with durability ``os`` and ``read-unconfirmed`` by an append, with ``disk`` by a sync, with
+``remote`` by the archiver.  Of a log whose publisher was killed, whoever reads it starts the sync.
 """
 
 import logging
@@ -18,7 +22,7 @@ from functools import partial
 from libc.stdlib cimport free, malloc
 
 from vibemq.storage cimport core
-from vibemq.storage.core cimport ERR_DISK_FULL, ERR_LIMIT, OK, PUBLISHER_NAMES_MAX, err, fault, log_appended
+from vibemq.storage.core cimport ERR_DISK_FULL, ERR_LIMIT, OK, PUBLISHER_NAMES_MAX, commit, err, fault, log_appended
 from vibemq.storage.log cimport check, storage_error
 from vibemq.storage.meters cimport (
     METER_CONFIRM_DISK, METER_CONFIRM_OS, METER_CONFIRM_REMOTE, METER_NAMES_EVICTED, METER_NAMES_REFUSED,
@@ -79,6 +83,7 @@ cdef class Stream:
         self.is_remote = self.log.control.durability == core.DURABILITY_REMOTE
         self.confirms_later = self.is_disk_durable or self.is_remote
         self.chunk_messages = CHUNK_MESSAGES_FIRST
+        self.durable_seen = <uint64_t> -1
         core.word_bit_set(&self.log.control.holders, table.worker)
         self.restarts = core.doorbell_restarts(table.board.raw, self.slot)  # who restarts it now sees us holding it
         if core.log_closed_is_unsynced(self.log.raw):  # as another worker's end or the broker's left it
@@ -162,8 +167,10 @@ cdef class Stream:
 
     cdef int attach_reader(self, StreamUser user) except -1:
         self.readers.append(user)
-        # Before the reader looks at the commit record: an append that comes after sees the bit.
+        # Before the reader looks at the confirmed record: what is confirmed after that sees the bit.
         core.word_bit_set(&self.log.control.readers, self.table.worker)
+        if self._sync_due():
+            self._start_sync()
         return 0
 
     cdef int detach_reader(self, StreamUser user) except -1:
@@ -241,13 +248,21 @@ cdef class Stream:
             self.table.give_batch(appended_batch)
         if appended.rolled:
             self._segment_closed()
-        others = core.word_bits(&self.log.control.readers) & ~(<uint64_t> 1 << self.table.worker)
-        if self.is_remote or appended.rolled:
-            others |= self.table.archiver
+        others = self.table.archiver if self.is_remote or appended.rolled else 0
+        if core.control_readers_wait(self.log.control):
+            if others:
+                self.table.board.mark(others, self.slot)
+        else:
+            self._ring_readers(others)
+            self.news()
+        self.table.release_if_unused(self)  # its publisher may have left while the batch was open
+        return 0
+
+    cdef int _ring_readers(self, uint64_t others) except -1:
+        """Ring the other workers that read, and those in the mask `others`."""
+        others |= core.word_bits(&self.log.control.readers) & ~(<uint64_t> 1 << self.table.worker)
         if others:
             self.table.board.mark(others, self.slot)
-        self.news()
-        self.table.release_if_unused(self)  # its publisher may have left while the batch was open
         return 0
 
     cdef int _tell(self, list users, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
@@ -337,6 +352,26 @@ cdef class Stream:
             self.table.release_if_unused(self)
         return self.log.raw == NULL
 
+    cdef bint _sync_due(self) noexcept:
+        """Is something written that no sync has covered yet, and that one can still cover?"""
+        cdef commit committed
+        if not self.is_disk_durable:
+            return False
+        core.control_committed(self.log.control, &committed)
+        return (core.log_durable_offset(self.log.raw) < committed.next_offset
+                and not core.log_sync_failed(self.log.raw, committed.next_offset - 1, committed.next_offset))
+
+    cdef int _look_after_sync(self) except -1:
+        """With each tick: where a sync is due and none has ended since the last tick, whoever was to start it was killed."""
+        cdef uint64_t durable
+        if not self._sync_due():
+            return 0
+        durable = core.log_durable_offset(self.log.raw)
+        if durable == self.durable_seen:
+            self._start_sync()
+        self.durable_seen = durable
+        return 0
+
     cdef int _start_sync(self) except -1:
         if self.syncing:
             return 0
@@ -354,15 +389,21 @@ cdef class Stream:
         else:
             logger.error("stream %s: fdatasync failed, its segment is closed: %s", self.name, error)
             upto = core.log_durable_offset(self.log.raw)
+        if self.is_disk_durable:
+            self._ring_readers(0)
         users, self.unsynced = self.unsynced, {}
         for user in users:
             self._tell_synced(user, upto)
-        if self.unsynced:
+        if self.is_disk_durable:
+            self.news()
+        if self.log.raw == NULL:
+            return  # its last user has left
+        if self.unsynced or (self._sync_due() and not core.control_is_deleted(self.log.control)):
             if error is None:
-                self._start_sync()
-            else:
-                self.sync_again = True
-        else:
+                self._start_sync()  # also of a log whose publishers have left: its readers wait
+                return
+            self.sync_again = True
+        if not self.unsynced:
             self.table.release_if_unused(self)
 
     def _segment_closed(self):
@@ -399,6 +440,8 @@ cdef class Stream:
         self.has_appended = False
         if self.sync_again:
             self._start_sync()
+        else:
+            self._look_after_sync()
         if self.is_remote and self._look_at_store(now_ms):
             return
         # A closed segment of an `os` stream, once the kernel has written it back anyway.

@@ -38,12 +38,17 @@ streams.add_command(streams_tail)
 @click.option("--max-length-bytes", metavar="SIZE", help="Drop the oldest beyond this size, such as 20GB or 512MiB.")
 @click.option("--segment-size", metavar="SIZE", help="Of a file of the log: what is dropped is dropped file by file.")
 @click.option("--durability", type=click.Choice(["os", "disk", "remote"]), help="What a confirm means; of VibeMQ only.")
+@click.option(
+    "--read-unconfirmed",
+    is_flag=True,
+    help="Consumers do not wait for confirms, and may see what a loss takes back; of VibeMQ only.",
+)
 @click.option("--argument", "more", multiple=True, metavar="NAME=VALUE", callback=named_values,
               help="Any other argument; repeatable.")  # fmt: skip
 @streams_options
 def streams_create(
     name: str, max_age: str | None, max_length_bytes: str | None, segment_size: str | None, durability: str | None,
-    more: dict[str, str], as_json: bool, broker: StreamsBroker,
+    read_unconfirmed: bool, more: dict[str, str], as_json: bool, broker: StreamsBroker,
 ) -> None:  # fmt: skip
     """Make a stream, unless it is there with the same arguments.
 
@@ -57,6 +62,7 @@ def streams_create(
         "max-length-bytes": _size("--max-length-bytes", max_length_bytes),
         "stream-max-segment-size-bytes": _size("--segment-size", segment_size),
         "durability": durability,
+        "read-unconfirmed": "true" if read_unconfirmed else None,
     }
     arguments |= {argument: value for argument, value in named.items() if value is not None}
     with broker.connect() as client:

@@ -62,12 +62,15 @@ class Followed:
         """To the segment from which on not everything is known to be in the store, or else the active one."""
         _, position, next_offset = self.tail.committed
         known = local_segments(self.directory)
-        self.tail.set_remote_offset(known[0])  # what retention has taken, or was settled, is nobody's any more
+        self.tail.confirm_segments(known[0])  # what retention has taken, or was settled, is nobody's any more
         done = self.tail.remote_offset
         there = {stub.first: stub.next for stub in cold.stubs(self.directory)}  # and perhaps no more here
         while (after := there.get(max(first for first in known if first <= done), 0)) > done:
             done = after
-        self.tail.set_remote_offset(done)
+        if done in known:
+            self.tail.confirm_segments(done)
+        else:
+            self.tail.set_remote_offset(done)
         if done < next_offset:
             self._begin(max(first for first in known if first <= done))
             return
@@ -129,8 +132,8 @@ class Followed:
             if not self._put_piece(made, most_bytes):
                 break
         if self.tail.next > before:
-            upto, carried = self.tail.next, self._carried
-            is_over = carried is not None and upto >= carried[1]
+            upto, carried = self.tail.place, self._carried
+            is_over = carried is not None and upto[2] >= carried[1]
             made.marks.append(lambda: self._created(upto, created, carried if is_over else None))
         return not self.has_chunks
 
@@ -161,14 +164,14 @@ class Followed:
         return True
 
     def _created(
-        self, upto: int, created: Callable[["Followed"], None], carried: tuple[int, int] | None
+        self, upto: tuple[int, int, int, int], created: Callable[["Followed"], None], carried: tuple[int, int] | None
     ) -> None:  # fmt: skip
         if self.is_closed:  # whoever follows it now sends the same again
             return
-        self._sent = max(self._sent, upto)
+        self._sent = max(self._sent, upto[2])
         if carried is not None and carried == self._carried:
             self._carried = None
-        self.tail.set_remote_offset(upto)
+        self.tail.confirm(upto)
         created(self)
 
     # ---- what objects need not keep any more ----

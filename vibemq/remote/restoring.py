@@ -23,7 +23,7 @@ from vibemq.remote.epochs import Epochs, WriteAheadObject
 from vibemq.remote.objects import Chunks, Damaged, Kind, LedgerState, Offsets, Place, Seal, Sections, SegmentBegins
 from vibemq.remote.stubs import damaged, history, mend, places_of_all, segment_bytes, stub_of
 from vibemq.storage import ledger
-from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log
+from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, confirm_stored
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import StreamRecord
@@ -339,7 +339,29 @@ class Restored:
         if self.record.queue is not None and not os.path.exists(os.path.join(self.directory, "ledger")):
             known = self._ledger or LedgerState(self.record.incarnation, 0, ())
             ledger.restore(self.directory, known.base, list(known.ranges))
+        if self.record.durability == "remote" and not self.is_missing and (end := self._stored_end()) is not None:
+            try:
+                confirm_stored(self.directory, *end)
+            except StorageError as problem:  # readers wait until the archiver has sent it once more
+                log.warning("stream %r: what the object store has is not noted: %s", self.record.name, problem)
         return self._hole() if self.is_missing else ""
+
+    def _stored_end(self) -> tuple[int, int, int] | None:
+        """Up to which segment, position and offset the store has all of it, as far as what was read here says."""
+        found: tuple[int, int, int] | None = None
+        if self.places:
+            last = self.places[-1]
+            found = last.next, SEGMENT_HEADER_BYTES, last.next
+        for segment in sorted(self._laid):
+            if found is not None and segment > found[2]:
+                break
+            end, after = SEGMENT_HEADER_BYTES, segment
+            for begin, next_end, _, next_offset in sorted(self._laid[segment]):
+                if begin > end:
+                    return segment, end, after
+                end, after = max(end, next_end), max(after, next_offset)
+            found = segment, end, after
+        return found
 
     def _hole(self) -> str:
         """A log has none: it ends there, and what lies behind goes into quarantine."""

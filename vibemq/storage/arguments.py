@@ -18,6 +18,7 @@ LOCAL_MAX_AGE = "local-max-age"
 SEGMENT_SIZE_BYTES = "stream-max-segment-size-bytes"
 FILTER_SIZE_BYTES = "stream-filter-size-bytes"
 CHUNK_MESSAGES = "stream-max-chunk-messages"
+READ_UNCONFIRMED = "read-unconfirmed"  # consumers do not wait until publishers could be confirmed
 
 SEGMENT_SIZE_BYTES_MAX = 3_000_000_000  # positions fit 32 bits with one chunk to spare
 FILTER_SIZE_BYTES_MIN, FILTER_SIZE_BYTES_MAX = 16, 255
@@ -47,6 +48,7 @@ class LogOptions(TypedDict):
     durability: str
     filter_size_bytes: int
     chunk_messages_max: int
+    read_unconfirmed: bool
 
 
 def max_age_ms(text: str, name: str = MAX_AGE) -> int:
@@ -62,6 +64,13 @@ def size_bytes(name: str, text: str, most: int, least: int = 0) -> int:
     if _BYTES.fullmatch(text) is None or not least <= int(text) <= most:
         raise LimitExceeded(f"{name} must be an integer from {least} to {most}, but is {text!r}")
     return int(text)
+
+
+def flag(name: str, text: str) -> bool:
+    """``true`` or ``false``.  Raises LimitExceeded."""
+    if text not in ("true", "false"):
+        raise LimitExceeded(f"{name} must be true or false, but is {text!r}")
+    return text == "true"
 
 
 def log_options(
@@ -90,6 +99,7 @@ def log_options(
         "chunk_messages_max": size_bytes(
             CHUNK_MESSAGES, arguments.get(CHUNK_MESSAGES, str(chunk_messages_max)), CHUNK_MESSAGES_MAX, 1
         ),
+        "read_unconfirmed": flag(READ_UNCONFIRMED, arguments.get(READ_UNCONFIRMED, "false")),
     }
 
 

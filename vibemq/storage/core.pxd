@@ -212,7 +212,7 @@ cdef extern from "log/control.h" nogil:
         DURABILITY_OS, DURABILITY_DISK, DURABILITY_REMOTE
 
     struct commit:
-        uint64_t segment, position, next_offset, last_chunk, chunks
+        uint64_t segment, batch_position, position, next_offset, last_chunk, chunks
         int64_t timestamp_ms
 
     struct control:
@@ -223,6 +223,11 @@ cdef extern from "log/control.h" nogil:
     bint control_is_deleted(const control *c)
     void control_committed(const control *c, commit *out)
     void control_remote_set(control *c, uint64_t offset)
+    bint control_readers_wait(const control *c)
+    void control_confirmed(const control *c, commit *out)
+    uint64_t control_confirmed_offset(const control *c)
+    void control_confirm(control *c, const commit *record)
+    err control_old_confirm(const char *directory, const commit *record, fault *f)
 
 cdef extern from "message/amqp.h" nogil:
     enum amqp_body:
@@ -348,6 +353,7 @@ cdef extern from "log/log.h" nogil:
         uint64_t segment_bytes_max, segment_chunks_max, retention_bytes_max, retention_age_ms_max
         uint64_t local_bytes_max, local_age_ms_max
         uint32_t durability, filter_bytes, chunk_messages_max
+        boolean read_unconfirmed
 
     struct log "log":
         pass
@@ -358,7 +364,7 @@ cdef extern from "log/log.h" nogil:
         bint rolled
 
     struct log_stats_t "log_stats":
-        uint64_t first_offset, next_offset, last_chunk, segment_count, bytes
+        uint64_t first_offset, next_offset, confirmed_offset, last_chunk, segment_count, bytes
 
     err log_create(const char *directory, const log_options *options, fault *f)
     err log_open(const char *directory, log **out, fault *f)

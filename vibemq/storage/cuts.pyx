@@ -23,7 +23,7 @@ FILTER_VALUES_MAX = core.FILTER_VALUES_MAX
 
 
 class LogLook(NamedTuple):
-    """Offsets [first, next) are there, those below ``durable`` whatever its durability promises; ``cuts`` rise.
+    """Offsets [first, next) are there for readers, those below ``durable`` whatever its durability promises; ``cuts`` rise.
 
     ``limit``: the end of at most so many bytes from the start on; ``waiting_bytes``: how many there are in all;
     ``uncut``: below it nothing was cut yet; ``at_timestamp``: -1 where no time was said.
@@ -58,7 +58,7 @@ def look(
     try:
         stats = held.stats()
         at_timestamp = -1 if timestamp_ms < 0 else held.attach_offset(core.READER_TIMESTAMP, timestamp_ms, True)
-        durable = stats.next_offset
+        durable = stats.confirmed_offset
         if held.is_disk_durable:
             durable = min(durable, core.log_durable_offset(held.raw))
             core.control_committed(held.control, &committed)
@@ -87,7 +87,7 @@ def look(
         elif begin < until:
             uncut = begin
         return LogLook(
-            stats.first_offset, max(stats.next_offset, durable), durable, at_timestamp, min(limit, until), waiting,
+            stats.first_offset, max(stats.confirmed_offset, durable), durable, at_timestamp, min(limit, until), waiting,
             stats.size_bytes, uncut, cuts,
         )
     finally:

@@ -22,6 +22,7 @@ cdef extern from "log/control.h" nogil:
         core.shared_word first_offset, segments_generation
     bint page_is_deleted "control_is_deleted" (const page *c)
     void page_committed "control_committed" (const page *c, commit *out)
+    uint64_t page_confirmed_offset "control_confirmed_offset" (const page *c)
 
 cdef extern from *:
     """
@@ -37,7 +38,8 @@ class LogFigures(NamedTuple):
     """Offsets of one instant; times in ms since 1970, sizes in bytes."""
 
     first_offset: int
-    next_offset: int
+    next_offset: int  # of what is written
+    confirmed_offset: int  # where every reader ends
     written_ms: int  # when the newest chunk was; 0: there is none
     active_bytes: int  # of the segment that is being written
     segments_generation: int  # another one: segments have come or gone
@@ -59,6 +61,6 @@ def log_figures(str directory) -> LogFigures | None:
     if got < <long> CONTROL_BYTES or c.magic != CONTROL_MAGIC or c.version != CONTROL_VERSION or page_is_deleted(c):
         return None
     page_committed(c, &committed)
-    return _new(LogFigures, (core.word_load(&c.first_offset), committed.next_offset,
+    return _new(LogFigures, (core.word_load(&c.first_offset), committed.next_offset, page_confirmed_offset(c),
                              max(<int64_t> 0, committed.timestamp_ms), committed.position,
                              core.word_load(&c.segments_generation)))

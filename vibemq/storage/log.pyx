@@ -89,11 +89,15 @@ class RecoveryReport(NamedTuple):
 
 
 class LogStats(NamedTuple):
-    """Offsets and sizes at one instant; ``last_chunk`` is -1 while the log is empty."""
+    """Offsets and sizes at one instant: of what is written, and of what is confirmed, at which every reader ends.
+
+    ``last_chunk`` is -1 while nothing is confirmed, or where it is not known.
+    """
 
     first_offset: int
-    next_offset: int
-    last_chunk: int
+    next_offset: int  # of what is written
+    confirmed_offset: int  # at most next_offset: what lies between waits for a sync, or for the object store
+    last_chunk: int  # the newest that is confirmed
     segment_count: int
     size_bytes: int
 
@@ -125,6 +129,7 @@ cdef core.log_options _options(dict given) except *:
     o.durability = DURABILITIES[given.get("durability", "os")]
     o.filter_bytes = given.get("filter_size_bytes", 0)
     o.chunk_messages_max = given.get("chunk_messages_max", 0)
+    o.read_unconfirmed = given.get("read_unconfirmed", False)
     return o
 
 
@@ -190,6 +195,20 @@ def sync_rest(str directory):
     with nogil:
         e = core.log_sync_rest(p, &f)
     check(e, &f)
+
+
+def confirm_stored(str directory, uint64_t segment, uint64_t position, uint64_t next_offset):
+    """Before the recovery of a log of another boot: the object store has all of it up to this end of a chunk.
+
+    So readers need not wait until the archiver has sent it once more.  Raises StorageError.
+    """
+    cdef core.commit record
+    cdef fault f
+    cdef bytes path = os.fsencode(directory)
+    record.segment, record.batch_position, record.position = segment, position, position
+    record.next_offset, record.last_chunk, record.chunks = next_offset, <uint64_t> -1, <uint64_t> -1
+    record.timestamp_ms = 0
+    check(core.control_old_confirm(path, &record, &f), &f)
 
 
 def recovery_ahead(str directory) -> int:
@@ -376,6 +395,11 @@ cdef class Log:
         return core.word_load(&self.control.remote_offset)
 
     @property
+    def confirmed_offset(self) -> int:
+        """Where every reader ends (csrc/log/control.h control_confirmed): publishers of what is below it could be confirmed."""
+        return core.control_confirmed_offset(self.control)
+
+    @property
     def filter_size_bytes(self) -> int:
         """Of the Bloom filters that new chunks get."""
         return core.log_filter_bytes(self.raw)
@@ -407,8 +431,8 @@ cdef class Log:
         cdef core.log_stats_t s
         cdef fault f
         check(core.log_stats(self.raw, &s, &f), &f)
-        return LogStats(s.first_offset, s.next_offset, -1 if s.last_chunk == <uint64_t> -1 else s.last_chunk,
-                        s.segment_count, s.bytes)
+        return LogStats(s.first_offset, s.next_offset, s.confirmed_offset,
+                        -1 if s.last_chunk == <uint64_t> -1 else s.last_chunk, s.segment_count, s.bytes)
 
     def publisher_sequence(self, str reference) -> int:
         """Highest publishing id accepted from ``reference``; 0 when it is unknown."""

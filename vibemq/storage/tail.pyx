@@ -56,11 +56,13 @@ cdef class Tail:
 
     cdef readonly Log log
     cdef readonly uint64_t segment, position, next
+    cdef uint64_t last_chunk  # the newest that was taken, UINT64_MAX: none yet
     cdef int fd
     cdef uint32_t seed
 
     def __cinit__(self, str directory):
         self.fd = -1
+        self.last_chunk = <uint64_t> -1
         self.log = Log(directory)
 
     def __dealloc__(self):
@@ -88,6 +90,24 @@ cdef class Tail:
         """Offsets below it are in the object store: by the archiver alone, never back."""
         if offset > core.word_load(&self.log.control.remote_offset):
             core.control_remote_set(self.log.control, offset)
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Where it has come to: segment, position, next offset, and the newest chunk before that."""
+        return self.segment, self.position, self.next, self.last_chunk
+
+    def confirm(self, tuple place not None):
+        """The object store has all before a `place` of this log: confirm it, to publishers and to readers."""
+        cdef commit c
+        c.segment, c.position, c.next_offset, c.last_chunk = place
+        c.batch_position, c.chunks, c.timestamp_ms = c.position, <uint64_t> -1, 0
+        # Readers first: whoever looks at remote_offset for a confirm must find readers served.
+        core.control_confirm(self.log.control, &c)
+        self.set_remote_offset(c.next_offset)
+
+    def confirm_segments(self, uint64_t next_offset):
+        """The object store has the segments before the one that begins at `next_offset`."""
+        self.confirm((next_offset, SEGMENT_HEADER_BYTES, next_offset, self.last_chunk))
 
     @property
     def committed(self) -> tuple[int, int, int]:
@@ -158,6 +178,7 @@ cdef class Tail:
                     break
                 at += chunk_bytes(&header)
                 next_offset = header.chunk_id + header.records
+                self.last_chunk = header.chunk_id
         if is_damaged or (got == limit - self.position and at < got):  # it goes as it is, and what lies behind it
             is_end = got == limit - self.position
             at = got

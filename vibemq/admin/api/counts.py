@@ -43,7 +43,7 @@ class Counts(NamedTuple):
         return self.ready + self.unacknowledged
 
 
-NOTHING = Counts(LogStats(0, 0, -1, 0, 0), None)
+NOTHING = Counts(LogStats(0, 0, 0, -1, 0, 0), None)
 
 
 def counts_of(record: StreamRecord) -> Counts:

@@ -63,10 +63,10 @@ def _looked(record: StreamRecord, call: Call, count: int) -> dict[str, Any]:
         ends = log.stats()
     reader = ChunkReader(os.open(record.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), record.directory)
     if "time" in call.query:
-        start, after = ends.first_offset, ends.next_offset
+        start, after = ends.first_offset, ends.confirmed_offset
         reader.attach_time(_number(call, "time", 0, 2**53))
     else:
-        start = after = _start(call, ends.first_offset, ends.next_offset, count)
+        start = after = _start(call, ends.first_offset, ends.confirmed_offset, count)
         reader.attach(start)
     found: list[dict[str, Any]] = []
     size = 0
@@ -79,7 +79,7 @@ def _looked(record: StreamRecord, call: Call, count: int) -> dict[str, Any]:
             break
         found.append(message)
         after = message["offset"] + message.get("records", 1)
-    return {"first_offset": ends.first_offset, "next_offset": ends.next_offset, "messages": found, "next": after}
+    return {"first_offset": ends.first_offset, "next_offset": ends.confirmed_offset, "messages": found, "next": after}
 
 
 def _start(call: Call, first: int, end: int, count: int) -> int:

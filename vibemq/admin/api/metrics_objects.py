@@ -36,6 +36,11 @@ _STREAM_METRICS: tuple[tuple[str, str, Callable[[Entry], int]], ...] = (
     ("messages", "records that are kept", lambda entry: entry.counts.kept),
     ("bytes", "size of the segments", lambda entry: entry.counts.log.size_bytes),
     ("segments", "segment files", lambda entry: entry.counts.log.segment_count),
+    (
+        "messages_unconfirmed",
+        "records that no consumer is given yet: they wait for a sync, or for the object store",
+        lambda entry: entry.counts.log.next_offset - entry.counts.log.confirmed_offset,
+    ),
     ("next_offset", "offset of the next record", lambda entry: entry.counts.log.next_offset),
 )
 

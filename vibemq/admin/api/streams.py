@@ -162,8 +162,8 @@ def status(api: Api, call: Call) -> Any:
         for each in session.get("subscriptions", ())
     )
     shown = {"role": "writer", "node": api.node, "readers": readers, "segments": stats.segment_count}
-    last = stats.next_offset - 1
-    return [{**shown, "first_offset": stats.first_offset, "offset": last, "committed_offset": last}]
+    offset, committed = stats.next_offset - 1, stats.confirmed_offset - 1
+    return [{**shown, "first_offset": stats.first_offset, "offset": offset, "committed_offset": committed}]
 
 
 def tracking(api: Api, call: Call) -> Any:
@@ -249,6 +249,7 @@ def _queue(api: Api, record: StreamRecord, readers: Counter[tuple[str, str]]) ->
         "segments": counts.log.segment_count,
         "first_offset": counts.log.first_offset,
         "next_offset": counts.log.next_offset,
+        "confirmed_offset": counts.log.confirmed_offset,
         "arguments": tool_arguments(record.arguments) if record.queue is None else {},
         "options": {} if record.queue is None else _options(api, record),
         "policy": None if applied is None else applied.name,

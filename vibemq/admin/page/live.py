@@ -112,6 +112,7 @@ def shown(seen: Seen) -> dict[str, Any]:
         "segments": seen.segments,
         "first_offset": seen.log.first_offset,
         "next_offset": seen.log.next_offset,
+        "confirmed_offset": seen.log.confirmed_offset,
         "written_ms": seen.log.written_ms,
     }
 

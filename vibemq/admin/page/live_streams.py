@@ -90,7 +90,7 @@ def one_stream(api: Api, call: Call) -> Any:
     return {
         # Made just now, it has not been looked at yet.
         "row": {"vhost": record.vhost, "name": record.name, "kind": KINDS[record.queue is not None],
-                "durability": record.durability, "first_offset": 0, "next_offset": end}
+                "durability": record.durability, "first_offset": 0, "next_offset": end, "confirmed_offset": end}
         if seen is None else shown(seen),
         "created_ms": record.created_ms,
         "counts": None if seen is None or seen.queue is None else seen.queue._asdict(),

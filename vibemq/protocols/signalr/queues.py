@@ -78,8 +78,8 @@ def described(hub: HubConnection, record: StreamRecord) -> dict[str, Any]:
         stream = broker.streams.find(DEFAULT_VHOST, record.name)
         stats = stream.log.stats()
         broker.streams.release_if_unused(stream)
-        info |= {"type": "stream", "messages": stats.next_offset - stats.first_offset, "consumers": 0, "unacked": 0}
-        info |= {"durable": True, "durability": record.durability}
+        info |= {"type": "stream", "messages": stats.confirmed_offset - stats.first_offset}
+        info |= {"consumers": 0, "unacked": 0, "durable": True, "durability": record.durability}
     else:
         queue = broker.queues.find(DEFAULT_VHOST, record.name)
         waiting, in_flight, consumers = queue.counts()
@@ -88,7 +88,7 @@ def described(hub: HubConnection, record: StreamRecord) -> dict[str, Any]:
         holding = broker.queues.metadata.effective_options(record)
         info |= shown_options(record.name, holding, record.durability, broker.queues.defaults)
         queue.close_if_unused()
-    return info | {"bytes": stats.size_bytes, "firstOffset": stats.first_offset, "nextOffset": stats.next_offset}
+    return info | {"bytes": stats.size_bytes, "firstOffset": stats.first_offset, "nextOffset": stats.confirmed_offset}
 
 
 @METHODS.add("CreateQueue", needed("name"), optional("options"))

@@ -221,6 +221,7 @@ cdef class Subscription(StreamUser):
         """This subscription as the admin side shows it."""
         cdef commit committed
         core.control_committed(self.stream.log.control, &committed)
+        # Of what is written: a store that is away, or a slow disk, shows as lag.
         behind = committed.next_offset - self.reader.next_offset if self.reading else 0
         return {
             "subscription_id": self.subscription_id,
@@ -368,7 +369,7 @@ cdef class Deliveries:
             if skip:
                 committed_chunk = subscription.frame_committed
             else:
-                core.control_committed(subscription.stream.log.control, &committed)
+                core.control_confirmed(subscription.stream.log.control, &committed)
                 committed_chunk = committed.last_chunk
         if subscription.filter != NULL and not skip:
             with nogil:

@@ -186,12 +186,12 @@ def list_streams(session: StreamsSession, request: Any) -> Outcome:
 def stream_stats(session: StreamsSession, request: Any) -> Outcome:
     with readable(session, request) as stream:
         stats = stream.log.stats()
-    empty = stats.last_chunk < 0
+    empty = stats.last_chunk < 0 and stats.confirmed_offset == 0
     statistics = {
         "first_chunk_id": OFFSET_NONE_SET if empty else stats.first_offset,
         "last_chunk_id": OFFSET_NONE_SET if empty else stats.last_chunk,
         "committed_chunk_id": OFFSET_NONE_SET if empty else stats.last_chunk,
-        "committed_offset": OFFSET_NONE_SET if empty else stats.next_offset - 1,
+        "committed_offset": OFFSET_NONE_SET if empty else stats.confirmed_offset - 1,
     }
     if is_ours(session):
         # Which stream of this name it is: a checkpoint must not go on in a recreated one.

@@ -52,6 +52,8 @@ export const stream = {
         tile("Consumers", count(isQueue ? (counts?.consumers ?? found.consumers.length) : found.consumers.length)),
         tile("Size", bytes(row.size_bytes), "", row.segments ? `in ${plural(row.segments, "segment")}` : ""),
         tile("Next offset", count(row.next_offset)),
+        row.next_offset > row.confirmed_offset &&
+          tile("Unconfirmed", count(row.next_offset - row.confirmed_offset), "", "given to no consumer yet"),
       ),
       h(
         "div",
