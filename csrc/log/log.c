@@ -124,27 +124,33 @@ void log_close(struct log *l)
 
 struct control *log_control(struct log *l) { return l->control; }
 
-/* Its index is gone: make it anew of the chunks that are committed. */
-static err index_anew(const struct log *l, const struct commit *c, int segment_fd, uint32_t seed, int *fd, struct fault *f)
+/* Make the missing index of the active segment from its committed chunks.  It is renamed into place when it is whole: an
+ * append would write behind half of one, and its missing records would never be added. */
+static err index_anew(const struct log *l, const struct commit *c, int segment_fd, uint32_t seed, const char *path, struct fault *f)
 {
     struct scan s = {.fd = segment_fd, .seed = seed, .segment = c->segment, .limit = c->position, .directory = l->directory};
-    uint64_t id = c->segment, position = SEGMENT_HEADER_BYTES;
-    uint32_t count = 0;
-    err e = index_create(l->directory, c->segment, seed, fd, f);
-    while (!e && position < c->position && count < c->chunks) {
+    uint64_t id = c->segment, position = SEGMENT_HEADER_BYTES, at = INDEX_HEADER_BYTES;
+    uint8_t header[INDEX_HEADER_BYTES], bytes[INDEX_RECORD_BYTES];
+    struct file_path temporary = file_path_numbered(l->directory, c->segment, INDEX_SUFFIX ".tmp");
+    int fd;
+    index_header_write(c->segment, seed, header);
+    err e = file_create(temporary.text, header, sizeof header, &fd, f);
+    if (e) return file_unlink(temporary.text, NULL), e;
+    while (!e && position < c->position && at < INDEX_HEADER_BYTES + c->chunks * INDEX_RECORD_BYTES) {
         struct chunk found;
-        uint8_t bytes[INDEX_RECORD_BYTES];
-        if (scan_header(&s, position, &found, NULL) == OK && found.chunk_id >= id) {
+        e = scan_header(&s, position, &found, f);
+        if (!e && found.chunk_id >= id) {
             struct index_record r = {.chunk_id = found.chunk_id, .timestamp_ms = found.timestamp_ms, .position = (uint32_t)position,
                                      .chunk_bytes = (uint32_t)chunk_bytes(&found), .records = found.records};
             index_record_write(&r, seed, bytes);
-            e = file_write(*fd, l->index_path, bytes, sizeof bytes, INDEX_HEADER_BYTES + count * INDEX_RECORD_BYTES, f);
-            count++;
+            e = file_write(fd, temporary.text, bytes, sizeof bytes, at, f);
+            at += sizeof bytes;
+        } else if (e == ERR_CORRUPT || e == ERR_IO) {
+            e = OK; /* a damaged chunk has no record */
         }
         if (!e) e = scan_past(&s, 0, &position, &id, f);
     }
-    if (e) file_close(fd);
-    return e;
+    return file_put(e, &fd, temporary.text, path, false, f);
 }
 
 err log_open_active(struct log *l, const struct commit *c, struct fault *f)
@@ -156,7 +162,10 @@ err log_open_active(struct log *l, const struct commit *c, struct fault *f)
     err e = segment_open(l->directory, c->segment, true, &segment_fd, &seed, f);
     if (e) return e;
     e = file_open_numbered(&path, l->directory, c->segment, INDEX_SUFFIX, O_RDWR, &index_fd, f);
-    if (e == ERR_NOT_FOUND) e = index_anew(l, c, segment_fd, seed, &index_fd, f);
+    if (e == ERR_NOT_FOUND) {
+        e = index_anew(l, c, segment_fd, seed, path.text, f);
+        if (!e) e = file_open(path.text, O_RDWR, &index_fd, f);
+    }
     if (e) file_close(&segment_fd);
     else log_set_active(l, c->segment, seed, segment_fd, index_fd);
     return e;

@@ -144,6 +144,42 @@ TEST(whichever_call_of_an_append_fails_all_or_nothing_is_committed)
     }
 }
 
+static size_t index_read(const char *path, uint8_t *out, size_t most)
+{
+    struct file_path file = file_path_numbered(path, 0, INDEX_SUFFIX);
+    size_t got = 0;
+    EXPECT_OK(file_read_head(file.text, out, most, &got, NULL));
+    return got;
+}
+
+TEST(whichever_call_of_making_a_lost_index_again_fails_no_half_of_it_is_left)
+{
+    for (int64_t call = 0, more = 1; more; call++) {
+        static uint8_t before[4096], after[4096];
+        const char *path = help_path();
+        struct log *l = help_log(path, &(struct log_options){0});
+        struct batch b;
+        struct log_appended a;
+        batch_init(&b, NULL);
+        for (int i = 0; i < 5; i++) EXPECT_OK(help_fill(l, &b, 2, 50, NULL));
+        size_t size = index_read(path, before, sizeof before);
+        log_rest(l); /* the next append opens the files */
+        struct file_path file = file_path_numbered(path, 0, INDEX_SUFFIX);
+        EXPECT_EQ(0, unlink(file.text));
+        EXPECT_OK(help_add_tracked(&b, "p", 1, "m10"));
+        EXPECT_OK(batch_seal(&b, NULL));
+        fail_at(call, FAIL_ENOSPC);
+        err e = log_append(l, &b, &a, NULL);
+        more = plan.failed;
+        sys = &sys_real;
+        if (e) EXPECT_OK(log_append(l, &b, &a, NULL));
+        EXPECT_EQ(size + INDEX_RECORD_BYTES, index_read(path, after, sizeof after));
+        EXPECT_EQ(0, memcmp(before, after, size));
+        batch_free(&b);
+        log_close(l);
+    }
+}
+
 TEST(whichever_call_of_creating_fails_nothing_is_left_and_it_can_be_made_again)
 {
     for (int durability = 0; durability < 2; durability++) {

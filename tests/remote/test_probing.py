@@ -23,6 +23,7 @@ import obstore
 
 from vibemq.cli import main
 from vibemq.config import Remote
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote import bucket as bucket_module
 from vibemq.remote import probing
 from vibemq.remote.bucket import Away, Bucket, Counts
@@ -154,6 +155,16 @@ def test_a_start_reads_again_what_was_cut(tmp_path, faulty):
     cut = [faulty.truncate(20, "GET", path, times=4) for path in ("/format", "snapshot-", "meta/0")]
     with broker(tmp_path / "other", *faulty.flags, through=faulty.through, workers=1):
         assert [rule.met for rule in cut] == [4, 4, 4]
+
+
+def test_requests_that_wait_for_the_store_at_the_same_time_log_one_line(faulty, caplog, monkeypatch):
+    monkeypatch.setattr(bucket_module, "RETRY_S", 0)
+    monkeypatch.setattr(bucket_module, "waiting", OnceAMinute(bucket_module.log))
+    refused = faulty.answer(503, "PUT", "probe/", times=40)
+    asyncio.run(prove_create_only(Bucket(faulty.remote(), patience_s=START_S_MAX)))
+    assert refused.met == 40
+    assert [one.getMessage() for one in caplog.records if "does not answer yet" in one.msg][1:] == []
+    assert "does not answer yet" in caplog.text
 
 
 def check(store: FaultyStore, *words: str) -> subprocess.CompletedProcess[str]:

@@ -43,7 +43,7 @@ _store_options = options_as(
 
 @click.group()
 def remote() -> None:
-    """Look into the object store: what lies there, whether it is whole, and what nobody needs; or try one."""
+    """List, verify and prune the objects of a store, or check whether a store fits."""
 
 
 @remote.command("list")

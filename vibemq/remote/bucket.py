@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from vibemq.config import Remote
 from vibemq.errors import ConfigError, RemoteError, SetupError
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote import cipher
 from vibemq.remote.objects import (
     FORMAT_KEY,
@@ -77,6 +78,7 @@ ADVICE_UNSUPPORTED = "choose another store: `vibemq remote check URL` tests one"
 ADVICE_NO_BUCKET = "create the bucket, or name another one in remote.url"
 
 log = logging.getLogger("vibemq.remote")
+waiting = OnceAMinute(log)  # requests that wait at the same time repeat the line each second
 Result = TypeVar("Result")
 
 
@@ -244,7 +246,7 @@ class Bucket:
             except Away as problem:
                 if asyncio.get_running_loop().time() >= deadline_s:
                     raise
-                log.warning("the object store does not answer yet: %s", problem)
+                waiting.say(type(problem), "the object store does not answer yet: %s", problem)
             await asyncio.sleep(RETRY_S)
 
     def _answered(self, what: str) -> None:

@@ -61,7 +61,7 @@ def _new_prefix() -> str:
 
 
 async def _create_twice(bucket: Bucket, prefix: str, keys: list[str]) -> str:
-    """One object, which another creator must not replace."""
+    """Create one object twice: the second creator must be refused."""
     key = f"{prefix}twice"
     keys.append(key)
     first = secrets.token_bytes(16)
@@ -85,7 +85,7 @@ async def _create_twice(bucket: Bucket, prefix: str, keys: list[str]) -> str:
 
 
 async def _create_at_once(bucket: Bucket, prefix: str, keys: list[str], rounds: int = 1) -> str:
-    """One winner in each round, and its object is what is read."""
+    """Create one object by several requests at once: one succeeds in each round, and its object is read."""
     without_winner = 0
     for number in range(rounds + ROUNDS_WITHOUT_WINNER_MAX):
         if number >= rounds + without_winner:
@@ -117,7 +117,7 @@ async def _create_at_once(bucket: Bucket, prefix: str, keys: list[str], rounds: 
 
 
 async def _delete(bucket: Bucket, keys: list[str]) -> None:
-    """These, and what starts that were killed have left; a broker without the right to delete goes on."""
+    """Delete these probes, and old ones of killed starts.  A broker without the right to delete goes on."""
     try:
         listed = await bucket.listed(PROBE_PREFIX)
         now_s = max((one.written_s for one in listed), default=0.0)  # by the store's clock
@@ -158,7 +158,7 @@ async def _at_once_often(bucket: Bucket, prefix: str, keys: list[str]) -> str:
 
 
 async def _listed(bucket: Bucket) -> dict[str, float]:
-    """All probe objects, and when they were written by the store's clock."""
+    """Return all probe objects, with the store's time of writing."""
     return {one.key: one.written_s for one in await bucket.listed(PROBE_PREFIX)}
 
 
@@ -224,7 +224,7 @@ async def _delete_checked(bucket: Bucket, prefix: str, keys: list[str]) -> str:
 
 
 async def _clock(bucket: Bucket, prefix: str, keys: list[str]) -> str:
-    """By the time that the store gives a new object: its client does not show the header `Date`."""
+    """Compare the clock with the time that the store gives a new object: its client hides the header `Date`."""
     began_s = time.time()
     await _put_new(bucket, key := f"{prefix}clock", keys)
     ended_s = time.time()

@@ -47,14 +47,14 @@ def require_proc() -> None:
 
 
 def boot_id() -> str:
-    """What tells one boot of this machine from another.  Raises SetupError."""
+    """Return the kernel's ID of this boot of the machine.  Raises SetupError."""
     require_proc()
     with open(BOOT_ID, encoding="ascii") as file:
         return file.read().strip()
 
 
 def is_served(path: str) -> bool:
-    """Does a broker serve from this directory?"""
+    """Return whether a broker serves from this directory."""
     try:
         fd = os.open(f"{path}/lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

@@ -352,7 +352,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "stream %r: %s is damaged from byte %d on, for %d bytes: its messages %d to %d cannot be read, and all "
         "others are kept; to have them again, stop the broker and restore this file from a backup",
         "stream %r: damaged chunks in %d places in all",
-        "stream %r: %s is damaged or missing; it is made anew from the segments, and nothing is lost with it",
+        "stream %r: %s is damaged, missing or of an older version; it is made anew from the segments, and nothing is "
+        "lost with it",
     ),
     "stop_not_synced": (
         "stream %r could not be synced at the stop: %s",

@@ -29,6 +29,7 @@ from typing import Any, TypeVar, Union
 import vibemq.storage.log as logs
 from vibemq.broker.disk import Reserve
 from vibemq.errors import StorageError, VibeMQError
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.arguments import CHUNK_MESSAGES_MAX, log_options
 from vibemq.storage.ledger import disown
 from vibemq.storage.members import FILE_NAME as MEMBERS_FILE
@@ -54,7 +55,7 @@ STEP = RECOVERIES_AT_A_TIME * LOGS_AT_ONCE
 #: Beside the work, the work comes first.
 NICENESS = 10
 SUPERVISOR_LOOK_S = 0.5
-#: A stop takes so much longer at most, where disks are slow: a container is killed 10 s after it was asked to end.
+#: A stop begins no sync after this time: a container is killed 10 s after it was asked to end.
 STOP_SYNC_MAX_S = 4.0
 #: Of a log that is left, in a byte that all processes share.
 TO_DO, DONE, FAILED = range(3)
@@ -64,6 +65,7 @@ ENDS_WITHIN_S = 3.0
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 log = logging.getLogger("vibemq.server")
+unsynced = OnceAMinute(log)
 Given = TypeVar("Given")
 Outcome = TypeVar("Outcome")
 Report = Union["logs.RecoveryReport", VibeMQError, None]
@@ -203,7 +205,8 @@ class Recovery:
             return
         if report.unfit and not report.unfit.endswith(".segment"):  # what a segment lacks is told below
             log.warning(
-                "stream %r: %s is damaged or missing; it is made anew from the segments, and nothing is lost with it",
+                "stream %r: %s is damaged, missing or of an older version; it is made anew from the segments, and "
+                "nothing is lost with it",
                 record.name, report.unfit,
             )  # fmt: skip
         self._checked += 1
@@ -212,10 +215,10 @@ class Recovery:
 
 
 def sync_at_stop(names: Mapping[str, str], most_s: float = STOP_SYNC_MAX_S) -> None:
-    """Make durable what no log has synced yet, and note it, once no process appends any more.
+    """Sync every log that has unsynced chunks and record it as durable, once no process appends any more.
 
-    ``names`` are the streams' names by their directories.  Then the next boot knows the whole of each log: damage there
-    costs the chunk that it lies in.  No sync begins later than ``most_s``.
+    ``names`` are the streams' names by their directories.  The next boot then knows the whole of each log, so damage
+    costs only the chunk that it hits.  No sync begins after ``most_s``; one that has begun is waited for.
     """
     deadline = time.monotonic() + most_s
 
@@ -231,8 +234,9 @@ def sync_at_stop(names: Mapping[str, str], most_s: float = STOP_SYNC_MAX_S) -> N
     late = 0
     for directory, outcome in _at_a_time(sync, list(names)):
         if isinstance(outcome, StorageError):
-            log.warning("stream %r could not be synced at the stop: %s", names[directory], outcome)
+            unsynced.say(outcome.code, "stream %r could not be synced at the stop: %s", names[directory], outcome)
         late += outcome is False
+    unsynced.say_rest()
     if late:
         log.warning("%d streams were not synced within %g s at the stop", late, most_s)
 

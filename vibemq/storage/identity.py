@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DATA/identity: which data directory this is, for whoever is told of one by a broker and finds one on its own disk.
+"""DATA/identity: names a data directory, so that a process can tell whether the one on its disk is the broker's.
 
 It is 24 hex digits that nobody can guess, a hyphen, and the CRC-32 of those digits. One of an older broker is 32 hex
 digits without a check.

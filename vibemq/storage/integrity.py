@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DATA/meta.check: what must be true of the database beside it, so that damage and loss are found before it serves.
+"""DATA/meta.check: digests of the database beside it, so that damage and loss are found before it serves.
 
-SQLite keeps no checksum of a page, and drops without a word what a damaged write-ahead log had.  So another file says:
+SQLite keeps no checksum of a page, and silently drops the frames of a write-ahead log behind a damaged one.  So this
+file records:
 
 * of users, permissions and virtual hosts: the number of changes that were answered, and a digest of these tables.  They
   are on disk before such a change is answered.
@@ -11,8 +12,8 @@ SQLite keeps no checksum of a page, and drops without a word what a damaged writ
 A database that has fewer changes than were answered, or others, is refused.  One that has more is believed: a process
 was killed between its commit and this file, and nobody was answered.
 
-The file is overwritten in place, so no write of it needs room on the disk.  It holds the same sector twice: what a
-power cut or a flipped bit does to one of them leaves the other.
+The file is overwritten in place, so no write of it needs room on the disk.  It holds the same sector twice, so
+a power cut or a flipped bit damages at most one of them.
 """
 
 import fcntl
@@ -37,7 +38,7 @@ PIECE_BYTES = 1 << 20
 
 log = logging.getLogger("vibemq.storage")
 
-#: What decides access: every column, in an order of its own.  A later column needs another FORMAT.
+#: Every column of the tables that decide access, sorted by key.  A later column needs another FORMAT.
 _ACCESS = (
     "SELECT name, password_hash, tags, created_ms, is_superuser, updated_ms, verifier FROM users ORDER BY name",
     "SELECT username, queue_pattern, operations, created_ms FROM permissions ORDER BY username, queue_pattern",
@@ -52,7 +53,7 @@ _ACCESS = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What the file says."""
+    """The content of `meta.check`."""
 
     changes: int = 0  # of users and permissions, that were answered
     access: str = ""  # digest of these tables as of then; empty: not known
@@ -74,7 +75,7 @@ def access_digest(db: sqlite3.Connection) -> str:
 
 
 def read(database: str) -> Check | None:
-    """Return what the file says; None: there is none, as of a database of an older version.
+    """Return the content of the file; None where it is missing, as with a database of an older version.
 
     Raises StorageError: it is damaged, or it cannot be read.
     """
@@ -93,7 +94,7 @@ def note_access(database: str, changes: int, digest: str) -> None:
 
 
 def begin_changes(database: str) -> None:
-    """Before the file is changed: its digest does not hold any more.  Raises StorageError."""
+    """Record that the database is about to change, so its digest no longer holds.  Raises StorageError."""
     if _size(path_of(database)):
         _update(database, lambda check: replace(check, digest="", size_bytes=0))
 
@@ -104,7 +105,7 @@ def begin_serving(database: str, boot: str) -> None:
 
 
 def rest(database: str) -> bool:
-    """Record the digest of the whole file, where no process has it open; False: one has.  Raises StorageError.
+    """Record the digest of the whole file; return False where another process has it open.  Raises StorageError.
 
     A process that opens it makes a write-ahead log first, and takes the lock of this file before it changes anything.
     """
@@ -119,7 +120,7 @@ def rest(database: str) -> bool:
 
 
 def require_whole(database: str, boot: str, *, is_restorable: bool) -> bool:
-    """Look at the files before SQLite opens them; was every byte of the database verified?
+    """Check the files before SQLite opens them; return True if every byte of the database was verified.
 
     ``is_restorable``: a missing database is made of a bucket's.  No connection of this process may be open: closing a
     descriptor of these files drops the locks that it holds.  Raises StorageError, and changes nothing.
@@ -264,7 +265,7 @@ def _update(database: str, change: Callable[[Check], Check]) -> None:
 
 @contextmanager
 def _locked(database: str) -> Iterator[tuple[Callable[[Check], None], Check]]:
-    """How to write the file, which is made where it is missing, and what it says."""
+    """Lock the file, and create it where it is missing; yield a function that writes it, and its content."""
     path = path_of(database)
     folder = os.path.dirname(path)
     try:
@@ -299,7 +300,7 @@ def _sync_folder(path: str) -> None:
 
 
 def _parsed(path: str, there: bytes) -> Check:
-    """The first copy that is whole."""
+    """Return the first copy that is whole."""
     for at in range(0, COPIES * COPY_BYTES, COPY_BYTES):
         digits, _, said = there[at : at + COPY_BYTES].decode("ascii", "replace").rstrip().partition(" ")
         if digits == _sum(said):
