@@ -57,7 +57,7 @@ def test_segments_of_a_queue_that_were_settled_are_not_missed_and_those_left_of_
     """As a broker leaves them that was killed while it deleted some of the first three."""
     directory = tmp_path / "log"
     made = restored(str(directory), True, (0, 100), (300, 400), (400, 500))
-    made.lay(LedgerState(INCARNATION, base, ()))
+    made.lay(LedgerState(INCARNATION, base, ()), 1)
     made.finish()
     assert "missing" not in caplog.text
     assert [stub.first for stub in cold.stubs(str(directory))] == ([400] if base == 400 else [300, 400])
@@ -65,25 +65,25 @@ def test_segments_of_a_queue_that_were_settled_are_not_missed_and_those_left_of_
 
 def test_a_hole_in_what_was_published_last_is_told_with_what_lies_behind_it(tmp_path):
     made = restored(str(tmp_path / "log"), False)
-    made.lay(SegmentBegins(INCARNATION, 0, memoryview(bytes(64)), memoryview(b"")))
+    made.lay(SegmentBegins(INCARNATION, 0, memoryview(bytes(64)), memoryview(b"")), 1)
     for position, first, after in ((64, 0, 10), (164, 10, 20), (364, 30, 40), (64, 0, 10)):  # some come again
-        made.lay(Chunks(INCARNATION, 0, position, first, after, memoryview(bytes(100))))
+        made.lay(Chunks(INCARNATION, 0, position, first, after, memoryview(bytes(100))), 1)
     hole = made.finish()
     assert hole.startswith("stream 'tasks' ends at offset 20:") and "those from 30 to 39 go into" in hole
 
 
 def test_what_came_again_later_leaves_no_hole(tmp_path, caplog):
     made = restored(str(tmp_path / "log"), False)
-    made.lay(SegmentBegins(INCARNATION, 0, memoryview(bytes(64)), memoryview(b"")))
+    made.lay(SegmentBegins(INCARNATION, 0, memoryview(bytes(64)), memoryview(b"")), 1)
     for position, first, after in ((64, 0, 10), (264, 20, 30), (164, 10, 20), (264, 20, 30)):
-        made.lay(Chunks(INCARNATION, 0, position, first, after, memoryview(bytes(100))))
+        made.lay(Chunks(INCARNATION, 0, position, first, after, memoryview(bytes(100))), 1)
     assert made.finish() == "" == caplog.text
 
 
 @pytest.mark.parametrize("is_queue", [True, False])
 def test_segments_that_somebody_may_need_are_missed_by_name(tmp_path, caplog, is_queue):
     made = restored(str(tmp_path / "log"), is_queue, (0, 100), (300, 400))
-    made.lay(LedgerState(INCARNATION, 120, ()))
+    made.lay(LedgerState(INCARNATION, 120, ()), 1)
     made.finish()
     since = 120 if is_queue else 100
     assert f"segments with offsets {since} to 299 are missing in the bucket" in caplog.text
@@ -93,8 +93,8 @@ def test_of_two_segments_that_begin_at_one_offset_the_one_of_the_later_epoch_is_
     """The former was sent, and behind it in the sequence something was missing: it was never confirmed."""
     made = restored(str(tmp_path / "log"), False)
     for header, body, table in ((b"f", chunk(1, 200), b"one"), (b"l", chunk(2), b"two")):
-        made.lay(SegmentBegins(INCARNATION, 70, memoryview(header * 64), memoryview(table)))
-        made.lay(Chunks(INCARNATION, 70, 64, 70, 80, body))
+        made.lay(SegmentBegins(INCARNATION, 70, memoryview(header * 64), memoryview(table)), 1)
+        made.lay(Chunks(INCARNATION, 70, 64, 70, 80, body), 1)
     assert made.finish() == ""
     assert (tmp_path / "log" / f"{70:020}.segment").read_bytes() == b"l" * 64 + bytes(chunk(2))
     assert (tmp_path / "log" / f"{70:020}.tracking").read_bytes() == b"two"
@@ -105,8 +105,8 @@ def test_a_segment_of_an_epoch_that_is_over_before_it_begins_is_dropped(tmp_path
     made = restored(str(tmp_path / "log"), False)
     header, table = memoryview(bytes(64)), memoryview(b"ids")
     for first, position, begin, after, epoch in ((0, 64, 0, 10, 1), (20, 64, 20, 30, 1), (0, 164, 10, 20, 2)):
-        made.lay(SegmentBegins(INCARNATION, first, header, table))
-        made.lay(Chunks(INCARNATION, first, position, begin, after, chunk(epoch)))
+        made.lay(SegmentBegins(INCARNATION, first, header, table), 1)
+        made.lay(Chunks(INCARNATION, first, position, begin, after, chunk(epoch)), 1)
     assert made.finish() == ""
     assert not [path.name for path in (tmp_path / "log").iterdir() if path.name.startswith(f"{20:020}")]
 
@@ -115,8 +115,8 @@ def test_segments_of_rising_epochs_are_kept_however_often_they_came(tmp_path):
     made = restored(str(tmp_path / "log"), False)
     header, empty = memoryview(bytes(64)), memoryview(b"")
     for first, epoch in ((0, 1), (10, 1), (0, 1), (10, 1), (20, 2), (10, 1)):
-        made.lay(SegmentBegins(INCARNATION, first, header, empty))
-        made.lay(Chunks(INCARNATION, first, 64, first, first + 10, chunk(epoch)))
+        made.lay(SegmentBegins(INCARNATION, first, header, empty), 1)
+        made.lay(Chunks(INCARNATION, first, 64, first, first + 10, chunk(epoch)), 1)
     assert made.finish() == ""
     names = sorted(path.name for path in (tmp_path / "log").glob("*.segment"))
     assert names == [f"{first:020}.segment" for first in (0, 10, 20)]
@@ -126,8 +126,8 @@ def test_a_segment_that_begins_among_messages_of_a_later_epoch_is_dropped(tmp_pa
     made = restored(str(tmp_path / "log"), False)
     header, empty = memoryview(bytes(64)), memoryview(b"")
     for first, position, begin, after in ((0, 64, 0, 10), (20, 64, 20, 30), (0, 64, 0, 10), (0, 74, 10, 25)):
-        made.lay(SegmentBegins(INCARNATION, first, header, empty))
-        made.lay(Chunks(INCARNATION, first, position, begin, after, memoryview(bytes(10))))
+        made.lay(SegmentBegins(INCARNATION, first, header, empty), 1)
+        made.lay(Chunks(INCARNATION, first, position, begin, after, memoryview(bytes(10))), 1)
     assert made.finish() == ""
     assert [path.name for path in (tmp_path / "log").glob("*.segment")] == [f"{0:020}.segment"]
 
