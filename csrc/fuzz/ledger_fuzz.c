@@ -44,10 +44,13 @@ static void put_page(const uint8_t *words, uint8_t how)
     c->magic = how & 1 ? (uint32_t)values[0] : LEDGER_MAGIC;
     c->version = LEDGER_VERSION;
     uint64_t mask = how & 2 ? UINT64_MAX : OFFSET_MASK;
-    atomic_init(&c->base, values[0] & mask);
+    c->head_check = how & 8 ? 0 : file_page_check(LEDGER_MAGIC, LEDGER_VERSION);
+    ledger_store_base(c, values[0] & mask);
     /* Wide and narrow, but not so wide that a look at each block takes a second. */
     uint64_t wide = (values[0] & mask) + (values[1] & (OFFSET_MASK | UINT64_C(1) << 63));
-    atomic_init(&c->next, how & 2 ? wide : values[1] & mask);
+    ledger_store_next(c, how & 2 ? wide : values[1] & mask);
+    if (how & 16) atomic_init(&c->next_copies[0], values[0]);
+    if (how & 32) atomic_init(&c->base, values[4]);
     atomic_init(&c->departed, values[2]);
     atomic_init(&c->purge, values[3]);
     atomic_init(&c->synced, values[4] & mask);
@@ -93,18 +96,30 @@ static void look_through(void)
     ledger_close(l);
 }
 
+static void recover_in_this_boot(void)
+{
+    struct ledger *l;
+    struct fault f;
+    struct ledger_damage damage;
+    CHECK(ledger_recover(directory, 0, 0, true, &damage, &f) == OK);
+    CHECK(ledger_open(directory, &l, &f) == OK);
+    ledger_check(l);
+    CHECK(ledger_verify(l).entries == 0);
+    ledger_close(l);
+}
+
 static void recover(uint64_t first, uint64_t next)
 {
     struct ledger *l;
     struct fault f;
-    bool anew;
-    CHECK(ledger_recover(directory, first, next, &anew, &f) == OK);
+    struct ledger_damage damage;
+    CHECK(ledger_recover(directory, first, next, false, &damage, &f) == OK);
     CHECK(ledger_open(directory, &l, &f) == OK);
     struct ledger_control *c = ledger_control(l);
     ledger_check(l);
     uint64_t base = atomic_load(&c->base), end = atomic_load(&c->next);
     uint64_t ready = ledger_count(l, base, end, LEDGER_READY);
-    CHECK(base >= first && end <= next && atomic_load(&c->departed) == end - ready && atomic_load(&c->purge) <= next);
+    CHECK(base >= first && end <= next && atomic_load(&c->departed) == end - ready && ledger_purge_unpack(atomic_load(&c->purge)) <= next);
     CHECK(ready + ledger_count(l, base, end, LEDGER_SETTLED) <= end - base);
     CHECK(ledger_count(l, base, end, LEDGER_IN_FLIGHT) == 0 && ledger_count(l, base, end, LEDGER_DEAD) == 0);
     CHECK(ledger_reserve(l, end + LEDGER_BLOCK_ENTRIES, &f) == OK);
@@ -138,6 +153,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     print_all(block);
     if (data[1] & 64) look_through();
+    if (data[1] & 128) recover_in_this_boot();
     recover(first, next);
     ledger_clear(directory);
     return 0;

@@ -191,11 +191,14 @@ static void ledger_seeds(void)
     uint64_t page[5] = {2, LEDGER_BLOCK_ENTRIES + 4, LEDGER_BLOCK_ENTRIES, 3, LEDGER_BLOCK_ENTRIES + 4};
     for (uint64_t i = 0; i < 6; i++) {
         uint64_t entry[2] = {ledger_pack((struct ledger_word){.state = (enum ledger_state)i, .attempts = 1}), i};
+        if (i > 2) entry[0] = ledger_checked(entry[0], entry[1]);
         memcpy(seed.entries + 16 * i, entry, 16);
     }
     memcpy(seed.log, log, sizeof log);
     memcpy(seed.page, page, sizeof page);
     seed_write("ledger", "two-blocks", &seed, sizeof seed);
+    seed.how[1] = 64 | 128;
+    seed_write("ledger", "this-boot", &seed, sizeof seed);
     seed.how[1] = 64 | 16;
     seed_write("ledger", "short-block", &seed, sizeof seed);
     seed.how[0] = 2;

@@ -26,6 +26,13 @@ static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 /* ---- the page ---- */
 
+static void ledger_raise_synced(struct ledger_control *c, uint64_t synced)
+{
+    word_raise(&c->synced, synced);
+    word_raise(&c->synced_copies[0], synced);
+    word_raise(&c->synced_copies[1], synced);
+}
+
 err ledger_create(const char *directory, uint64_t base, bool sync, struct fault *f)
 {
     struct file_path path = file_path_name(directory, ledger_name);
@@ -38,10 +45,10 @@ err ledger_create(const char *directory, uint64_t base, bool sync, struct fault 
     c->magic = LEDGER_MAGIC;
     c->version = LEDGER_VERSION;
     c->head_check = file_page_check(LEDGER_MAGIC, LEDGER_VERSION);
-    atomic_init(&c->base, base);
-    atomic_init(&c->next, base);
+    ledger_store_base(c, base);
+    ledger_store_next(c, base);
     atomic_init(&c->departed, base);
-    atomic_init(&c->synced, base);
+    ledger_raise_synced(c, base);
     /* Written, not only stretched: a full disk is an error here, not a signal at the first store. */
     e = file_replace(path.text, page, sizeof page, sync, f);
     return e || !sync ? e : file_sync_directory(directory, f);
@@ -373,6 +380,26 @@ uint64_t ledger_count(struct ledger *l, uint64_t from, uint64_t to, enum ledger_
     return count;
 }
 
+struct ledger_damage ledger_verify(struct ledger *l)
+{
+    struct ledger_damage damage = {0};
+    uint64_t at = 0, to = UINT64_MAX;
+    clamp_to_entries(l, &at, &to);
+    while (at < to) {
+        struct range r = range_at(at, to);
+        struct ledger_entry *entries = block_entries(l, r.number, NULL);
+        for (uint32_t i = r.from; entries && i < r.to; i++) {
+            uint64_t word = word_load(&entries[i].word);
+            if (ledger_is_known(word, entries[i].place)) continue;
+            if (damage.entries++ == 0) damage.offset = r.number * LEDGER_BLOCK_ENTRIES + i;
+            entries[i].place = 0;
+            ledger_put(&entries[i], (struct ledger_word){.state = LEDGER_READY});
+        }
+        at = (r.number + 1) * LEDGER_BLOCK_ENTRIES;
+    }
+    return damage;
+}
+
 /* ---- settling ---- */
 
 /* Move over what is settled from `base` on; drops the blocks that end with it. */
@@ -406,7 +433,7 @@ uint64_t ledger_settle(struct ledger *l, uint64_t floor, uint32_t blocks_most)
 {
     uint64_t old = word_load(&l->control->base), upto = least(floor, word_load(&l->control->next));
     uint64_t base = settle_base(l, old, upto);
-    if (base != old) word_store(&l->control->base, base);
+    if (base != old) ledger_store_base(l->control, base);
 
     uint64_t first = base / LEDGER_BLOCK_ENTRIES + 1, end = upto / LEDGER_BLOCK_ENTRIES;
     if (first >= end) return base;
@@ -427,8 +454,8 @@ void ledger_skip(struct ledger *l, uint64_t offset)
     uint64_t end = least(offset / LEDGER_BLOCK_ENTRIES, next / LEDGER_BLOCK_ENTRIES + 2);
     for (uint64_t number = base / LEDGER_BLOCK_ENTRIES; number < end; number++) block_drop(l, number);
     /* Base first: entries between the old next and the new do not exist, and would never be settled. */
-    word_store(&l->control->base, offset);
-    if (offset > next) word_store(&l->control->next, offset);
+    ledger_store_base(l->control, offset);
+    if (offset > next) ledger_store_next(l->control, offset);
     if (word_load(&l->control->departed) < offset) word_store(&l->control->departed, offset);
 }
 
@@ -466,7 +493,7 @@ err ledger_sync(const char *directory, struct fault *f)
     free(firsts);
     if (!e) e = file_sync_directory(directory, f);
     if (!e) {
-        word_raise(&c->synced, next);
+        ledger_raise_synced(c, next);
         path = file_path_name(directory, ledger_name);
         e = file_sync(path.text, f);
     }

@@ -40,7 +40,8 @@
 #include "words.h"
 
 #define LEDGER_MAGIC 0x564D514Cu /* "VMQL" */
-#define LEDGER_VERSION 1u
+#define LEDGER_VERSION 2u /* 1: without copies and checks */
+#define LEDGER_VERSION_UNCHECKED 1u
 #define LEDGER_CONTROL_BYTES 4096u
 #define LEDGER_BLOCK_ENTRIES 16384u    /* 256 KiB: a block comes and goes every 16 ms at a million messages a second */
 #define LEDGER_BLOCK_BYTES (LEDGER_BLOCK_ENTRIES * LEDGER_ENTRY_BYTES)
@@ -58,8 +59,10 @@ struct ledger_control {
     _Alignas(128) _Atomic uint64_t base;     /* every offset below is settled */
     _Atomic uint64_t next;                   /* from here on there are no entries: never handed out */
     _Atomic uint64_t departed;               /* next less the messages below it that are ready: what does not wait */
-    _Atomic uint64_t purge;                  /* everything waiting below is to be settled */
+    _Atomic uint64_t purge;                  /* everything waiting below is to be settled: ledger_purge_pack */
     _Atomic uint64_t synced;                 /* blocks that begin below it are durable, name and all (ledger_sync) */
+    /* Stored behind the words of these names.  Of three, two tell which one is damaged, also after a kill in between. */
+    _Atomic uint64_t base_copies[2], next_copies[2], synced_copies[2];
     _Alignas(128) _Atomic uint64_t workers;  /* mask of those that have consumers of this queue */
     _Atomic uint64_t room_wanted;            /* mask of those whose publishers wait for room */
     _Alignas(128) _Atomic uint64_t consumers, in_flight;
@@ -76,6 +79,27 @@ struct ledger_control {
 #define LEDGER_HEAD_CHECK_AT 124u
 _Static_assert(offsetof(struct ledger_control, head_check) == LEDGER_HEAD_CHECK_AT, "newer versions keep it there");
 _Static_assert(sizeof(struct ledger_control) <= LEDGER_CONTROL_BYTES, "the control page is one page");
+
+/* Home: these two and no other way. */
+static inline void ledger_store_base(struct ledger_control *c, uint64_t base)
+{
+    word_store(&c->base, base);
+    word_store(&c->base_copies[0], base);
+    word_store(&c->base_copies[1], base);
+}
+
+static inline void ledger_store_next(struct ledger_control *c, uint64_t next)
+{
+    word_store(&c->next, next);
+    word_store(&c->next_copies[0], next);
+    word_store(&c->next_copies[1], next);
+}
+
+/* Any worker: settle everything that waits below `offset`. */
+static inline void ledger_order_purge(struct ledger_control *c, uint64_t offset)
+{
+    word_raise(&c->purge, ledger_purge_pack(offset));
+}
 
 /* Before any worker lives: nobody is home and nobody consumes, so what was in flight waits again.  What a home works
  * out for itself (which messages those are) stays as it is. */
@@ -124,12 +148,28 @@ err ledger_open(const char *directory, struct ledger **out, struct fault *f);
 void ledger_close(struct ledger *l);
 static inline struct ledger_control *ledger_control(struct ledger *l) { return l->control; }
 
-/* After a boot, before any worker runs: nobody is home, and nothing is known of offsets outside
- * [first, next) of the recovered log.  Entries in flight are ready.  A control page that is damaged
- * or missing is made anew with base = first: everything retained is delivered once more.  Blocks of
- * offsets that were cut or dropped are removed.  `*anew` says that the page was made anew.  What it changes it
- * makes durable; after an error it can be run again.  ERR_VERSION: nothing was written. */
-err ledger_recover(const char *directory, uint64_t first, uint64_t next, bool *anew, struct fault *f);
+/* What of a ledger did not fit its copies and checks.  Its messages are delivered again. */
+struct ledger_damage {
+    bool anew;        /* the page was made anew: everything retained is delivered again */
+    bool page;        /* words of the page were wrong, and copies of them right */
+    uint64_t entries; /* so many are ready although nothing is known of them */
+    uint64_t offset;  /* of the first of these */
+};
+
+/* At a start, before any worker runs: nobody is home or consumes, and words that do not fit their copies or checks are
+ * mended.  A control page that is damaged or missing is made anew with base = first.
+ *
+ * After another boot: nothing is known of offsets outside [first, next) of the recovered log.  Entries in flight are
+ * ready.  Blocks of offsets that were cut or dropped are removed.  What it changes it makes durable.
+ * `is_same_boot`: every word is of the same instant.  A block that is missing below next was settled, entries keep who
+ * has them, for the next home asks, and nothing is made durable; `first` and `next` are not looked at.
+ *
+ * After an error it can be run again.  ERR_VERSION: nothing was written. */
+err ledger_recover(const char *directory, uint64_t first, uint64_t next, bool is_same_boot, struct ledger_damage *damage,
+                   struct fault *f);
+
+/* Home, when it takes over: entries that do not fit their checks, or say nothing, are ready with nothing known of them. */
+struct ledger_damage ledger_verify(struct ledger *l);
 
 /* Home: see to it that there are entries for [next, end), zeroed, in allocated memory.  At most
  * LEDGER_BLOCK_ENTRIES at a time.  ERR_DISK_FULL, ERR_IO, ERR_LIMIT (LEDGER_BLOCKS_MAX), ERR_NO_MEMORY.

@@ -47,7 +47,7 @@ static err print_control(struct print *p, uint64_t size)
     if (e) return e;
     const struct ledger_control *c = &page.control;
     say(p, "ledger: magic 0x%08" PRIx32 ", version %" PRIu32 ", %" PRIu64 " bytes", c->magic, c->version, size);
-    if (c->magic == LEDGER_MAGIC && c->version != LEDGER_VERSION && c->head_check == file_page_check(c->magic, c->version))
+    if (c->magic == LEDGER_MAGIC && c->version > LEDGER_VERSION && c->head_check == file_page_check(c->magic, c->version))
         return fault_set(p->f, ERR_VERSION, 0, p->path, 4, LEDGER_VERSION, c->version);
     if (size != sizeof page || c->magic != LEDGER_MAGIC)
         return fault_set(p->f, ERR_CORRUPT, 0, p->path, 0, sizeof page, size);
@@ -59,7 +59,7 @@ static err print_control(struct print *p, uint64_t size)
             home.generation);
     const struct { const char *name; uint64_t value; bool mask; } words[] = {
         {"base", c->base, false}, {"next", c->next, false}, {"departed", c->departed, false},
-        {"purge", c->purge, false}, {"synced", c->synced, false}, {"workers", c->workers, true},
+        {"purge", ledger_purge_unpack(c->purge), false}, {"synced", c->synced, false}, {"workers", c->workers, true},
         {"room wanted", c->room_wanted, true}, {"consumers", c->consumers, false}, {"in flight", c->in_flight, false},
         {"delivered", c->delivered, false}, {"redelivered", c->redelivered, false}, {"acked", c->acked, false},
         {"expired", c->expired, false}, {"dropped", c->dropped, false}, {"dead-lettered", c->dead_lettered, false},
@@ -86,8 +86,9 @@ static void print_entry(struct print *p, uint64_t offset, const struct ledger_en
     if (w.state == LEDGER_IN_FLIGHT)
         snprintf(holder, sizeof holder, ", worker %" PRIu32 ", life %" PRIu32, w.worker, w.life);
     say(p, "offset %" PRIu64 ": %s, priority %" PRIu32 ", attempts %" PRIu32 ", strikes %" PRIu32 "%s, index %" PRIu32
-        ", chunk at %" PRIu64 ", entry at %" PRIu64, offset, state_names[w.state], w.priority, w.attempts,
-        w.strikes, holder, w.index, entry->place >> 32, entry->place & UINT32_MAX);
+        ", chunk at %" PRIu64 ", entry at %" PRIu64 "%s", offset, state_names[w.state], w.priority, w.attempts,
+        w.strikes, holder, w.index, entry->place >> 32, entry->place & UINT32_MAX,
+        ledger_fits(entry->word, entry->place) ? "" : ", damaged");
 }
 
 static void print_entries(struct print *p, uint64_t first, const struct ledger_entry *entries, uint32_t count)

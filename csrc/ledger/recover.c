@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * recover: what the power left of a ledger, made to fit what it left of the log.
+ * recover: what is left of a ledger at a start, made to fit its own checks and what is left of the log.
  *
- * Here's how it works:
+ * In the boot that wrote it nothing but damage is mended: words of the page by their copies, and entries that do not fit
+ * their checks become ready.  After another boot, when each page of each file may be of any instant:
  *   1. The page says base and next; both are brought into [first, next) of the log.
  *   2. A block that is missing although it begins at or past `synced` may have been lost
  *      with its name: next goes back to where it begins.  Further down a missing block was settled.
@@ -22,6 +23,8 @@
 struct recover {
     const char *directory;
     struct fault *f;
+    bool is_same_boot;
+    struct ledger_damage *damage;
     uint64_t base, next, ready;
     uint64_t *numbers; /* of the block files, in order */
     uint32_t count;
@@ -40,8 +43,58 @@ static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 /* ---- 1: the page ---- */
 
-/* Read the page; `*good` is false when there is none that can be trusted. */
-static err page_read(struct recover *r, bool *good)
+static void synced_store(struct ledger_control *c, uint64_t synced)
+{
+    atomic_init(&c->synced, synced);
+    atomic_init(&c->synced_copies[0], synced);
+    atomic_init(&c->synced_copies[1], synced);
+}
+
+/* What two of three words agree on, as they do also after a kill between the stores; else the lowest, by which most is
+ * delivered again. */
+static uint64_t voted(struct recover *r, uint64_t a, const _Atomic uint64_t copies[2])
+{
+    uint64_t b = plain(&copies[0]), c = plain(&copies[1]);
+    if (a != b || b != c) r->damage->page = true;
+    return a == b || a == c ? a : b == c ? b : least(a, least(b, c));
+}
+
+/* Bring an older page to ours, and the words of which there are copies to what was stored; false: it is no page. */
+static bool page_read_words(struct recover *r)
+{
+    struct ledger_control *c = &r->page.control;
+    uint32_t check = file_page_check(LEDGER_MAGIC, LEDGER_VERSION);
+    if (c->magic == LEDGER_MAGIC && c->version == LEDGER_VERSION_UNCHECKED) {
+        c->version = LEDGER_VERSION;
+        c->head_check = check;
+        ledger_store_base(c, plain(&c->base));
+        ledger_store_next(c, plain(&c->next));
+        synced_store(c, plain(&c->synced));
+        atomic_init(&c->purge, ledger_purge_pack(least(plain(&c->purge), LEDGER_OFFSET_MAX >> LEDGER_PURGE_SHIFT)));
+        return true;
+    }
+    bool is_ours = c->magic == LEDGER_MAGIC && c->version == LEDGER_VERSION && c->head_check == check;
+    if (!is_ours) { /* the rest may be whole: copies of it say so */
+        if (plain(&c->next) == 0 || plain(&c->next) != plain(&c->next_copies[0])) return false;
+        c->magic = LEDGER_MAGIC;
+        c->version = LEDGER_VERSION;
+        c->head_check = check;
+        r->damage->page = true;
+    }
+    uint64_t base = voted(r, plain(&c->base), c->base_copies), next = voted(r, plain(&c->next), c->next_copies);
+    uint64_t synced = voted(r, plain(&c->synced), c->synced_copies);
+    ledger_store_base(c, base);
+    ledger_store_next(c, next);
+    synced_store(c, synced);
+    if (plain(&c->purge) != ledger_purge_pack(ledger_purge_unpack(plain(&c->purge)))) {
+        atomic_init(&c->purge, 0);
+        r->damage->page = true;
+    }
+    return true;
+}
+
+/* Read the page, also as it is; `*good` is false when there is none that can be trusted. */
+static err page_read(struct recover *r, bool *good, uint8_t *as_it_is)
 {
     struct file_path path = file_path_name(r->directory, ledger_name);
     struct stat st;
@@ -50,8 +103,8 @@ static err page_read(struct recover *r, bool *good)
     err e = file_stat_of(path.text, &st, r->f);
     if (!e) e = file_read_head(path.text, r->page.bytes, sizeof r->page, &got, r->f);
     if (e) return e == ERR_NOT_FOUND ? OK : e;
-    *good = got == sizeof r->page && st.st_size == sizeof r->page && r->page.control.magic == LEDGER_MAGIC &&
-            r->page.control.version == LEDGER_VERSION;
+    memcpy(as_it_is, r->page.bytes, sizeof r->page);
+    *good = got == sizeof r->page && st.st_size == sizeof r->page && page_read_words(r);
     return OK;
 }
 
@@ -59,9 +112,10 @@ static err page_read(struct recover *r, bool *good)
 static bool page_clamp(struct recover *r, uint64_t first, uint64_t log_next)
 {
     uint64_t base = plain(&r->page.control.base), next = most(plain(&r->page.control.next), base);
-    r->next = most(least(next, log_next), first);
-    r->base = most(least(base, r->next), first);
-    return r->next / LEDGER_BLOCK_ENTRIES - r->base / LEDGER_BLOCK_ENTRIES < LEDGER_BLOCKS_MAX;
+    r->next = r->is_same_boot ? next : most(least(next, log_next), first);
+    r->base = r->is_same_boot ? base : most(least(base, r->next), first);
+    return r->next <= LEDGER_OFFSET_MAX &&
+           r->next / LEDGER_BLOCK_ENTRIES - r->base / LEDGER_BLOCK_ENTRIES < LEDGER_BLOCKS_MAX;
 }
 
 static void page_anew(struct recover *r, uint64_t first)
@@ -77,12 +131,12 @@ static err page_write(struct recover *r, uint64_t log_next)
 {
     struct ledger_control *c = &r->page.control;
     atomic_init(&c->home, 0);
-    atomic_init(&c->base, r->base);
-    atomic_init(&c->next, r->next);
+    ledger_store_base(c, r->base);
+    ledger_store_next(c, r->next);
     atomic_init(&c->departed, r->next - r->ready);
     /* Beyond the log's end it would settle messages that were not there when the order came. */
-    atomic_init(&c->purge, least(plain(&c->purge), log_next));
-    atomic_init(&c->synced, r->next);
+    atomic_init(&c->purge, ledger_purge_pack(least(ledger_purge_unpack(plain(&c->purge)), log_next)));
+    synced_store(c, r->next);
     atomic_init(&c->workers, 0);
     atomic_init(&c->room_wanted, 0);
     atomic_init(&c->consumers, 0);
@@ -136,19 +190,22 @@ static void blocks_missing(struct recover *r, uint64_t synced)
 
 /* ---- 3: the entries ---- */
 
-/* What an entry below next is after a boot. */
-static struct ledger_entry entry_recovered(const struct ledger_entry *old)
+/* What an entry below next is at a start: in the same boot as it was, if it is known. */
+static struct ledger_entry entry_recovered(struct recover *r, uint64_t offset, const struct ledger_entry *old)
 {
     struct ledger_word w = ledger_unpack(plain(&old->word));
     struct ledger_entry new = {.place = old->place};
-    switch (w.state) {
+    bool is_known = ledger_is_known(plain(&old->word), old->place);
+    if (!is_known && (r->is_same_boot || plain(&old->word) != 0) && r->damage->entries++ == 0)
+        r->damage->offset = offset;
+    switch (is_known ? w.state : LEDGER_NONE) {
     case LEDGER_SETTLED:
     case LEDGER_READY:
-        atomic_init(&new.word, plain(&old->word));
-        return new;
+        break;
     case LEDGER_IN_FLIGHT:
     case LEDGER_DEAD:
     case LEDGER_DELAYED:
+        if (r->is_same_boot) break;
         w.state = LEDGER_READY;
         w.worker = w.life = 0;
         break;
@@ -156,7 +213,7 @@ static struct ledger_entry entry_recovered(const struct ledger_entry *old)
         w = (struct ledger_word){.state = LEDGER_READY};
         new.place = 0;
     }
-    atomic_init(&new.word, ledger_pack(w));
+    atomic_init(&new.word, ledger_checked(ledger_pack(w), new.place));
     return new;
 }
 
@@ -168,9 +225,9 @@ static void entries_recover(struct recover *r, uint64_t first, uint32_t *from, u
     for (uint32_t i = r->base > first ? (uint32_t)(r->base - first) : 0; i < LEDGER_BLOCK_ENTRIES; i++) {
         struct ledger_entry new = {0};
         if (first + i < r->next) {
-            new = entry_recovered(&r->entries[i]);
-            r->ready += ledger_unpack(plain(&new.word)).state == LEDGER_READY;
-        }
+            new = entry_recovered(r, first + i, &r->entries[i]);
+            r->ready += ledger_unpack(plain(&new.word)).state != LEDGER_SETTLED;
+        } else if (r->is_same_boot) break;
         if (memcmp(&new, &r->entries[i], sizeof new) == 0) continue;
         r->entries[i] = new;
         if (*to == 0) *from = i;
@@ -189,36 +246,39 @@ static err block_recover(struct recover *r, uint64_t number)
     e = file_size(fd, path.text, &size, r->f);
     bool changed = !e && size != LEDGER_BLOCK_BYTES;
     if (changed) e = file_truncate(fd, path.text, LEDGER_BLOCK_BYTES, r->f);
-    if (!e) e = file_read(fd, path.text, r->entries, LEDGER_BLOCK_BYTES, 0, &got, r->f);
-    if (!e && got != LEDGER_BLOCK_BYTES) e = fault_set(r->f, ERR_IO, 0, path.text, 0, LEDGER_BLOCK_BYTES, got);
+    /* Of the same boot only what is looked at: of most queues that is a page. */
+    uint64_t first = number * LEDGER_BLOCK_ENTRIES, end = least(r->next, first + LEDGER_BLOCK_ENTRIES) - first;
+    size_t bytes = r->is_same_boot ? (size_t)end * LEDGER_ENTRY_BYTES : LEDGER_BLOCK_BYTES;
+    if (!e) e = file_read(fd, path.text, r->entries, bytes, 0, &got, r->f);
+    if (!e && got != bytes) e = fault_set(r->f, ERR_IO, 0, path.text, 0, bytes, got);
     if (!e) {
         uint32_t from, to;
-        entries_recover(r, number * LEDGER_BLOCK_ENTRIES, &from, &to);
+        entries_recover(r, first, &from, &to);
         changed |= from < to;
         if (from < to)
             e = file_write(fd, path.text, r->entries + from, (size_t)(to - from) * LEDGER_ENTRY_BYTES,
                            (uint64_t)from * LEDGER_ENTRY_BYTES, r->f);
     }
-    if (!e && changed) e = file_datasync(fd, path.text, r->f);
+    if (!e && changed && !r->is_same_boot) e = file_datasync(fd, path.text, r->f);
     file_close(&fd);
     return e;
 }
 
 /* ---- all of it ---- */
 
-static err recover_run(struct recover *r, uint64_t first, uint64_t log_next, bool *anew)
+static err blocks_recover(struct recover *r)
 {
-    bool good;
-    err e = ledger_version_check(r->directory, r->f);
-    if (!e) e = page_read(r, &good);
-    if (!e) e = blocks_list(r);
-    if (e) return e;
-    *anew = !good || !page_clamp(r, first, log_next);
-    if (*anew) page_anew(r, first);
-    else blocks_missing(r, plain(&r->page.control.synced));
-
+    err e = OK;
     for (uint32_t i = 0; !e && i < r->count; i++)
         if (block_wanted(r, r->numbers[i])) e = block_recover(r, r->numbers[i]);
+    return e;
+}
+
+static err recover_other_boot(struct recover *r, uint64_t first, uint64_t log_next)
+{
+    if (r->damage->anew) page_anew(r, first);
+    else blocks_missing(r, plain(&r->page.control.synced));
+    err e = blocks_recover(r);
     for (uint32_t i = 0; !e && i < r->count; i++) {
         if (block_wanted(r, r->numbers[i])) continue;
         struct file_path path = file_path_numbered(r->directory, r->numbers[i] * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
@@ -228,12 +288,43 @@ static err recover_run(struct recover *r, uint64_t first, uint64_t log_next, boo
     return e ? e : file_sync_directory(r->directory, r->f);
 }
 
-err ledger_recover(const char *directory, uint64_t first, uint64_t next, bool *anew, struct fault *f)
+static err recover_same_boot(struct recover *r, const void *page)
+{
+    struct ledger_control *c = &r->page.control;
+    err e = blocks_recover(r);
+    if (e) return e;
+    ledger_disown(c);
+    ledger_store_base(c, r->base);
+    ledger_store_next(c, r->next);
+    synced_store(c, least(plain(&c->synced), r->next));
+    atomic_init(&c->departed, r->next - r->ready);
+    if (memcmp(page, r->page.bytes, sizeof r->page) == 0) return OK;
+    struct file_path path = file_path_name(r->directory, ledger_name);
+    return file_replace(path.text, r->page.bytes, sizeof r->page, false, r->f);
+}
+
+static err recover_run(struct recover *r, uint64_t first, uint64_t log_next)
+{
+    bool good;
+    uint8_t page[LEDGER_CONTROL_BYTES];
+    err e = ledger_version_check(r->directory, r->f);
+    if (!e) e = page_read(r, &good, page);
+    if (!e) r->damage->anew = !good || !page_clamp(r, first, log_next);
+    if (!e && (!r->is_same_boot || r->damage->anew || r->base < r->next)) e = blocks_list(r);
+    if (e) return e;
+    /* Of a page that is made anew nothing is known, as after a power cut. */
+    return r->is_same_boot && !r->damage->anew ? recover_same_boot(r, page) : recover_other_boot(r, first, log_next);
+}
+
+err ledger_recover(const char *directory, uint64_t first, uint64_t next, bool is_same_boot, struct ledger_damage *damage,
+                   struct fault *f)
 {
     if (first > next || next > LEDGER_OFFSET_MAX) return fault_set(f, ERR_INVALID, 0, directory, 0, first, next);
-    struct recover r = {.directory = directory, .f = f, .entries = malloc(LEDGER_BLOCK_BYTES)};
+    *damage = (struct ledger_damage){0};
+    struct recover r = {.directory = directory, .f = f, .is_same_boot = is_same_boot, .damage = damage,
+                        .entries = malloc(LEDGER_BLOCK_BYTES)};
     if (!r.entries) return fault_set(f, ERR_NO_MEMORY, 0, directory, 0, LEDGER_BLOCK_BYTES, 0);
-    err e = recover_run(&r, first, next, anew);
+    err e = recover_run(&r, first, next);
     free(r.numbers);
     free(r.entries);
     return e;

@@ -26,13 +26,17 @@ enum ledger_state { LEDGER_NONE = 0, LEDGER_READY = 1, LEDGER_IN_FLIGHT = 2, LED
  *   21..31  life            and the low bits of its seat's epoch (csrc/shm/doorbell.h)
  *   32..47  index           of the message within its entry (0 unless a sub-batch)
  *   48..57  strikes        how many of the attempts ended in a timeout or a refusal: these count towards the limit
- *   58..63  spare
+ *   58..62  check          of the bits below and of the place: exactly one bit of it changes with each of theirs
+ *   63      checked        0: the check says nothing, as in a word of version 1, or in one of zeros
  */
 struct ledger_word {
     enum ledger_state state;
     uint32_t priority, attempts, worker, life, index, strikes;
 };
 #define LEDGER_STATE_MASK UINT64_C(7)
+#define LEDGER_CHECK_SHIFT 58
+#define LEDGER_CONTENT_MASK ((UINT64_C(1) << LEDGER_CHECK_SHIFT) - 1)
+#define LEDGER_CHECKED (UINT64_C(1) << 63)
 #define LEDGER_LIFE_MASK 0x7FFu
 
 static inline uint64_t ledger_pack(struct ledger_word w)
@@ -52,9 +56,25 @@ static inline struct ledger_word ledger_unpack(uint64_t word)
         .strikes = word >> 48 & LEDGER_ATTEMPTS_MAX};
 }
 
-static inline uint64_t ledger_with_state(uint64_t word, enum ledger_state state)
+/* Fold 64 bits into 5 by exclusive or: each of them goes into exactly one. */
+static inline uint64_t ledger_fold(uint64_t bits)
 {
-    return (word & ~LEDGER_STATE_MASK) | (uint64_t)state;
+    bits = (bits ^ bits >> 35) & ((UINT64_C(1) << 35) - 1);
+    bits = (bits ^ bits >> 20) & ((UINT64_C(1) << 20) - 1);
+    return (bits ^ bits >> 5 ^ bits >> 10 ^ bits >> 15) & 31;
+}
+
+/* A word with the check of what it says and of the place beside it. */
+static inline uint64_t ledger_checked(uint64_t word, uint64_t place)
+{
+    word &= LEDGER_CONTENT_MASK;
+    return word | ledger_fold(word ^ place) << LEDGER_CHECK_SHIFT | LEDGER_CHECKED;
+}
+
+/* Does an entry fit its check?  One of which no check was made does. */
+static inline bool ledger_fits(uint64_t word, uint64_t place)
+{
+    return !(word & LEDGER_CHECKED) || word == ledger_checked(word, place);
 }
 
 /* What an entry keeps of the epoch of its holder's seat. */
@@ -67,22 +87,64 @@ static inline bool ledger_is_held_by(uint64_t word, uint32_t worker, uint32_t li
     return w.state == LEDGER_IN_FLIGHT && w.worker == worker && w.life == life;
 }
 
+/* Does an entry below next say what became of its message? */
+static inline bool ledger_is_known(uint64_t word, uint64_t place)
+{
+    enum ledger_state state = ledger_state_of(word);
+    return state != LEDGER_NONE && state <= LEDGER_DELAYED && ledger_fits(word, place);
+}
+
 struct ledger_entry {
     _Atomic uint64_t word;
     uint64_t place; /* chunk's position in its segment << 32 | entry's position in the chunk's data; 0: look it up */
 };
 _Static_assert(sizeof(struct ledger_entry) == LEDGER_ENTRY_BYTES, "an entry is two words");
 
+/* Home: what an entry says from now on, which nobody else may change now. */
+static inline void ledger_put(struct ledger_entry *entry, struct ledger_word w)
+{
+    word_store(&entry->word, ledger_checked(ledger_pack(w), entry->place));
+}
+
+/* Change an entry that still is as `word` says. */
+static inline bool ledger_swap(struct ledger_entry *entry, uint64_t word, struct ledger_word w)
+{
+    return word_swap(&entry->word, word, ledger_checked(ledger_pack(w), entry->place));
+}
+
+static inline uint64_t ledger_with_state(const struct ledger_entry *entry, uint64_t word, enum ledger_state state)
+{
+    return ledger_checked((word & ~LEDGER_STATE_MASK) | (uint64_t)state, entry->place);
+}
+
 /* Home: of an entry that nobody else may change now.  NULL: its block is gone, so it is settled. */
 static inline void ledger_set_state(struct ledger_entry *entry, enum ledger_state state)
 {
-    if (entry) word_store(&entry->word, ledger_with_state(word_load(&entry->word), state));
+    if (entry) word_store(&entry->word, ledger_with_state(entry, word_load(&entry->word), state));
 }
 
 /* Change the state of an entry that still is as `word` says. */
 static inline bool ledger_swap_state(struct ledger_entry *entry, uint64_t word, enum ledger_state state)
 {
-    return word_swap(&entry->word, word, ledger_with_state(word, state));
+    return word_swap(&entry->word, word, ledger_with_state(entry, word, state));
+}
+
+/* ---- the order to purge ---- */
+
+/* The page's word `purge`: an offset << 8 with a check of it, so that of two the higher offset is the higher word.
+ * 0: none. */
+#define LEDGER_PURGE_SHIFT 8
+
+static inline uint64_t ledger_purge_pack(uint64_t offset)
+{
+    return offset ? offset << LEDGER_PURGE_SHIFT | UINT64_C(0x20) | ledger_fold(offset) : 0;
+}
+
+/* The offset below which everything waiting is to be settled; 0: nothing, or the word is damaged. */
+static inline uint64_t ledger_purge_unpack(uint64_t word)
+{
+    uint64_t offset = word >> LEDGER_PURGE_SHIFT;
+    return word == ledger_purge_pack(offset) ? offset : 0;
 }
 
 /* ---- the home ---- */

@@ -33,7 +33,7 @@ static void hand_out(struct ledger *l, uint64_t end, enum ledger_state state)
         atomic_store_explicit(&entry->word, ledger_pack((struct ledger_word){.state = state, .attempts = 1}),
                               memory_order_release);
     }
-    atomic_store_explicit(&ledger_control(l)->next, end, memory_order_release);
+    ledger_store_next(ledger_control(l), end);
 }
 
 /* Hand out in batches, settle by compare-and-swap as a worker does, and let the home move on. */
@@ -77,7 +77,7 @@ static void bench_home(const char *directory)
     ledger_close(l);
     bool anew;
     begin = seconds();
-    CHECK(ledger_recover(directory, 0, MESSAGES, &anew, NULL) == OK);
+    CHECK(help_recover(directory, 0, MESSAGES, &anew, NULL) == OK);
     printf("recover %u entries                 %8.1f ms\n", MESSAGES, (seconds() - begin) * 1e3);
     begin = seconds();
     CHECK(ledger_sync(directory, NULL) == OK);

@@ -47,6 +47,14 @@ TEST_UNUSED static struct ledger *help_ledger(const char *directory, uint64_t ba
     return help_open(directory);
 }
 
+TEST_UNUSED static err help_recover(const char *directory, uint64_t first, uint64_t next, bool *anew, struct fault *f)
+{
+    struct ledger_damage damage = {0};
+    err e = ledger_recover(directory, first, next, false, &damage, f);
+    *anew = damage.anew;
+    return e;
+}
+
 TEST_UNUSED static uint64_t help_base(struct ledger *l) { return atomic_load(&ledger_control(l)->base); }
 TEST_UNUSED static uint64_t help_next(struct ledger *l) { return atomic_load(&ledger_control(l)->next); }
 
@@ -55,7 +63,7 @@ TEST_UNUSED static void help_put(struct ledger *l, uint64_t offset, struct ledge
     struct fault f;
     struct ledger_entry *entry = ledger_entry(l, offset, &f);
     if (!EXPECT(entry != NULL)) exit(1);
-    atomic_store(&entry->word, ledger_pack(w));
+    ledger_put(entry, w);
 }
 
 /* The state of an offset that the ledger covers: what has no entry is settled. */
@@ -77,9 +85,9 @@ TEST_UNUSED static void help_hand_out(struct ledger *l, uint64_t end, enum ledge
             EXPECT_EQ(0, atomic_load(&entry->word) | entry->place);
             entry->place = at + 1;
             struct ledger_word w = {.state = state, .attempts = 1, .priority = at & 3};
-            atomic_store(&entry->word, ledger_pack(w));
+            ledger_put(entry, w);
         }
-        atomic_store(&ledger_control(l)->next, to);
+        ledger_store_next(ledger_control(l), to);
     }
 }
 

@@ -63,9 +63,9 @@ static void home(const char *directory, struct board *b, uint64_t seed)
             for (uint64_t i = next; i < next + count; i++) {
                 struct ledger_entry *entry = ledger_entry(l, i, NULL);
                 if (atomic_load(&entry->word) != 0) atomic_store(&b->failed, 2);
-                atomic_store(&entry->word, ledger_pack((struct ledger_word){.state = LEDGER_IN_FLIGHT}));
+                ledger_put(entry, (struct ledger_word){.state = LEDGER_IN_FLIGHT});
             }
-            atomic_store(&ledger_control(l)->next, next + count);
+            ledger_store_next(ledger_control(l), next + count);
         } else if (dice < 70) {
             settle_some(l, b, base, base + count < next ? base + count : next);
         } else if (dice < 85) {

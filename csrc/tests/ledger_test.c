@@ -29,7 +29,7 @@ TEST(a_ledger_is_made_once_and_opened_by_all)
 TEST(a_page_that_is_not_ours_is_refused)
 {
     static const struct { size_t position; uint64_t value; uint64_t size; } cases[] = {
-        {0, 1, 4096}, {4, 2, 4096}, {OTHER_VERSION, 2, 4096}, {0, LEDGER_MAGIC | (uint64_t)LEDGER_VERSION << 32, 4095},
+        {0, 1, 4096}, {4, 3, 4096}, {OTHER_VERSION, 3, 4096}, {0, LEDGER_MAGIC | (uint64_t)LEDGER_VERSION << 32, 4095},
         {0, LEDGER_MAGIC | (uint64_t)LEDGER_VERSION << 32, 0},
         {offsetof(struct ledger_control, next), UINT64_C(1) << 40, 4096}, /* wider than the table may be */
         {offsetof(struct ledger_control, base), UINT64_MAX, 4096},

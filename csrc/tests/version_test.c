@@ -201,7 +201,7 @@ TEST(a_ledger_of_another_version_refuses_who_opens_or_recovers_it)
     char file[700];
     struct ledger *ledger;
     struct fault f = {0};
-    bool anew;
+    struct ledger_damage damage;
     EXPECT_OK(ledger_version_check(path, &f));
     EXPECT_OK(ledger_version_check("/nowhere", &f)); /* a stream's log has none */
     snprintf(file, sizeof file, "%s/ledger", path);
@@ -211,7 +211,7 @@ TEST(a_ledger_of_another_version_refuses_who_opens_or_recovers_it)
         uint32_t before = hash_of(path);
         expect_refused(ledger_version_check(path, &f), &f, "ledger");
         expect_refused(ledger_open(path, &ledger, &f), &f, "ledger");
-        expect_refused(ledger_recover(path, 0, 60, &anew, &f), &f, "ledger");
+        expect_refused(ledger_recover(path, 0, 60, false, &damage, &f), &f, "ledger");
         EXPECT_EQ(before, hash_of(path));
     }
 }

@@ -29,12 +29,12 @@ TEST(a_change_of_state_keeps_the_rest_of_the_word)
     uint64_t packed = ledger_pack(w);
     for (int state = LEDGER_NONE; state <= LEDGER_DELAYED; state++) {
         w.state = (enum ledger_state)state;
-        EXPECT_EQ(ledger_pack(w), ledger_with_state(packed, w.state));
         EXPECT_EQ(state, ledger_state_of(ledger_pack(w)));
 
         struct ledger_entry entry = {.word = packed, .place = 9};
+        EXPECT_EQ(ledger_checked(ledger_pack(w), 9), ledger_with_state(&entry, packed, w.state));
         ledger_set_state(&entry, w.state);
-        EXPECT_EQ(ledger_pack(w), word_load(&entry.word));
+        EXPECT_EQ(ledger_checked(ledger_pack(w), 9), word_load(&entry.word));
         EXPECT_EQ(9, entry.place);
     }
     ledger_set_state(NULL, LEDGER_READY); /* of a block that is gone */
@@ -46,7 +46,39 @@ TEST(a_state_is_swapped_only_if_nobody_was_faster)
     struct ledger_entry entry = {.word = seen};
     EXPECT(ledger_swap_state(&entry, seen, LEDGER_SETTLED));
     EXPECT(!ledger_swap_state(&entry, seen, LEDGER_READY));
-    EXPECT_EQ(ledger_with_state(seen, LEDGER_SETTLED), word_load(&entry.word));
+    EXPECT_EQ(ledger_with_state(&entry, seen, LEDGER_SETTLED), word_load(&entry.word));
+}
+
+/* So a single flipped bit of an entry shows at any time, wherever it is. */
+TEST(each_flipped_bit_of_an_entry_shows)
+{
+    struct ledger_word w = {LEDGER_IN_FLIGHT, 2, 1000, 62, 0x5A5, 0xABC, 77};
+    for (int turn = 0; turn < 64; turn++) {
+        struct ledger_entry entry = {.place = UINT64_C(0x9E3779B97F4A7C15) * (uint64_t)turn};
+        w.attempts = (uint32_t)turn * 13;
+        ledger_put(&entry, w);
+        uint64_t word = word_load(&entry.word);
+        EXPECT(ledger_fits(word, entry.place) && ledger_is_known(word, entry.place));
+        EXPECT_EQ(ledger_pack(w), word & LEDGER_CONTENT_MASK);
+        for (int bit = 0; bit < 64; bit++) {
+            EXPECT(!ledger_fits(word, entry.place ^ UINT64_C(1) << bit));
+            bool is_mark = bit == 63; /* without it the rest is as it was */
+            EXPECT_EQ(is_mark, ledger_fits(word ^ UINT64_C(1) << bit, entry.place));
+        }
+    }
+    EXPECT(ledger_fits(ledger_pack(w), 77)); /* of version 1 */
+    EXPECT(!ledger_is_known(0, 0));
+}
+
+TEST(a_flipped_bit_of_an_order_to_purge_is_no_order)
+{
+    EXPECT_EQ(0, ledger_purge_pack(0));
+    for (uint64_t offset = 0; offset < 1000; offset += 333) {
+        uint64_t word = ledger_purge_pack(offset);
+        EXPECT_EQ(offset, ledger_purge_unpack(word));
+        EXPECT(ledger_purge_pack(offset + 1) > word);
+        for (int bit = 0; bit < 64; bit++) EXPECT_EQ(0, ledger_purge_unpack(word ^ UINT64_C(1) << bit));
+    }
 }
 
 TEST(a_message_is_held_by_one_life_of_one_worker)
@@ -57,7 +89,8 @@ TEST(a_message_is_held_by_one_life_of_one_worker)
     EXPECT(ledger_is_held_by(word, 63, life));
     EXPECT(!ledger_is_held_by(word, 62, life));
     EXPECT(!ledger_is_held_by(word, 63, other));
-    EXPECT(!ledger_is_held_by(ledger_with_state(word, LEDGER_READY), 63, life));
+    struct ledger_entry entry = {.word = word};
+    EXPECT(!ledger_is_held_by(ledger_with_state(&entry, word, LEDGER_READY), 63, life));
 }
 
 /* ---- the home ---- */

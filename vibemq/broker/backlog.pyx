@@ -288,8 +288,8 @@ cdef class Backlog:
                 self.timer.at_most(self.queue.table.now_ms + RETRY_MS)
                 return -1
             if offset < m.offset:  # there is no such message: retention or damage has taken it
-                core.word_store(&entry.word, LEDGER_SETTLED)
-                core.word_store(&self.control.next, offset + 1)
+                core.ledger_set_state(entry, LEDGER_SETTLED)
+                core.ledger_store_next(self.control, offset + 1)
                 self.settling = True
             self.next = offset + 1
             offset += 1
@@ -297,8 +297,8 @@ cdef class Backlog:
         self.word.state, self.word.priority, self.word.index = LEDGER_READY, PRIORITY_NORMAL, m.index
         self.entry = entry
         entry.place = m.place
-        core.word_store(&entry.word, core.ledger_pack(self.word))
-        core.word_store(&self.control.next, self.next)
+        core.ledger_put(entry, self.word)
+        core.ledger_store_next(self.control, self.next)
         self.reading.came_to(m.segment)
         return 0
 
@@ -321,7 +321,7 @@ cdef class Backlog:
         self.word.strikes = strikes
         if not self.is_fan_out or (self.queue.mode != MODE_FAN_OUT_WITHOUT_ACK and
                                    core.ledger_state_of(core.word_load(&self.entry.word)) != LEDGER_SETTLED):
-            core.word_store(&self.entry.word, core.ledger_pack(self.word))
+            core.ledger_put(self.entry, self.word)
         core.word_add(&self.control.delivered, 1)
         self.moved = True
         if attempts > 1:
@@ -495,7 +495,7 @@ cdef class Backlog:
         else:
             v.offset, v.index, v.place, v.segment = min(upto, self.next + CLEAR_BUDGET) - 1, 0, 0, 0
             if self._make_entry(&v) == 0:
-                core.word_store(&self.entry.word, LEDGER_SETTLED)
+                core.ledger_set_state(self.entry, LEDGER_SETTLED)
         self.count_out(reason, self.next - began)
         self.reading.cursor.seek(self.next)
         self.settling = True

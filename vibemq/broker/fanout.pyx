@@ -248,7 +248,7 @@ cdef class FanOut(Backlog):
             w.state = LEDGER_READY
             w.attempts = min(max(w.attempts, attempts), <uint32_t> core.LEDGER_ATTEMPTS_MAX)
             w.strikes = max(w.strikes, strikes)
-            core.word_swap(&entry.word, word, core.ledger_pack(w))
+            core.ledger_swap(entry, word, w)
         return 0
 
     cdef int _all_left(self, Member gone) except -1:

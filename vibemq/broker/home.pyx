@@ -22,7 +22,7 @@ from vibemq.broker.backlog cimport GOES_ON, RETRY_MS, WORKED_OFF
 from vibemq.broker.client cimport NO_SLOT
 from vibemq.broker.queue cimport UNSUITED
 from vibemq.storage cimport core
-from vibemq.storage.core cimport LEDGER_DEAD, LEDGER_DELAYED, LEDGER_READY, commit, ledger_each
+from vibemq.storage.core cimport LEDGER_DEAD, LEDGER_DELAYED, LEDGER_READY, commit, ledger_damage, ledger_each
 from vibemq.storage.meters cimport now_us
 from vibemq.storage.shm cimport (
     LETTER_HELLO, LETTER_JOIN, LETTER_KEPT, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_TOLD,
@@ -145,9 +145,13 @@ cdef class Home:
         cdef uint64_t others = core.word_load(&queue.control.workers) & ~(<uint64_t> 1 << queue.worker)
         cdef letter hello = queue.letter_of(LETTER_HELLO, self.generation, None)
         cdef ledger_each each
+        cdef ledger_damage damage = core.ledger_verify(queue.raw)
         cdef uint32_t worker
         cdef Consumer consumer
         cdef size_t i
+        if damage.entries:
+            logger.error("queue %s: its ledger is damaged: %d messages, the first at offset %d, are delivered again",
+                         queue.name, damage.entries, damage.offset)
         for state in (LEDGER_DEAD, LEDGER_DELAYED):  # nobody is left to finish what that home had begun
             each = core.ledger_each_of(queue.raw, core.word_load(&queue.control.base), backlog.next, state)
             while core.ledger_each_next(&each):
@@ -393,7 +397,7 @@ cdef class Home:
     cdef bint _take_out(self, int64_t now_ms) except -1:
         """What has expired or is purged; True when that is not finished."""
         cdef bint more = False
-        cdef uint64_t purge, end
+        cdef uint64_t ordered, purge, end
         if self.backlog.expiry is not None:
             end = self.queue.log_end()
             self.backlog.expiry.arrived(end, now_us() // 1000 + 1)
@@ -401,13 +405,14 @@ cdef class Home:
                 self.backlog.expired = self.backlog.expiry.expired
                 self._wake_below(self.backlog.expired)
             more = self.backlog.clear(self.backlog.expired, FailureReason.MESSAGE_EXPIRED)
-        purge = core.word_load(&self.queue.control.purge)
-        if purge:
+        ordered = core.word_load(&self.queue.control.purge)
+        if ordered:
+            purge = core.ledger_purge_unpack(ordered)  # 0 of a damaged word: then nothing is purged
             self._wake_below(purge)
             if self.backlog.clear(purge, None):
                 return True
             # Or a later home would take what comes back from consumers.
-            core.word_swap(&self.queue.control.purge, purge, 0)
+            core.word_swap(&self.queue.control.purge, ordered, 0)
         return more
 
     cdef int _wake_below(self, uint64_t upto) except -1:

@@ -154,7 +154,7 @@ cdef class Queue(StreamUser):
         if self.home is not None:  # it knows of messages that this turn gave back, and has not told the others yet
             departed = self.home.backlog.departed()
         count = end - departed if end > departed else 0
-        core.word_raise(&self.control.purge, end)
+        core.ledger_order_purge(self.control, end)
         self.call_home()
         return count
 
@@ -419,7 +419,7 @@ cdef class Queue(StreamUser):
             w = core.ledger_unpack(word)
             w.state = LEDGER_DELAYED if delay_ms else LEDGER_READY
             w.attempts, w.strikes = attempts if delay_ms == UNSUITED else w.attempts, strikes
-            if not core.word_swap(&entry.word, word, core.ledger_pack(w)):
+            if not core.ledger_swap(entry, word, w):
                 return 0
         if self.home is not None:
             return self.home.returned(consumer, offset, attempts, strikes, delay_ms)
@@ -604,7 +604,7 @@ cdef class Queue(StreamUser):
             if self._is_ours(word):
                 w = core.ledger_unpack(word)
                 w.state, w.attempts = LEDGER_READY, max(w.attempts, 1) - 1
-                core.word_swap(&entry.word, word, core.ledger_pack(w))
+                core.ledger_swap(entry, word, w)
         l.kind, l.sender, l.count = LETTER_RETURNED, self.worker, 0
         self.table.mail.send(what.sender, &l)
         self.close_if_unused()

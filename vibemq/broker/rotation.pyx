@@ -320,7 +320,7 @@ cdef class Rotation(Backlog):
             if self.reading.fetching or self.ready >= AHEAD_MAX or self.pick_new(&v) != OK:
                 return False
             self.word.priority = priority_of(&v)
-            core.word_store(&self.entry.word, core.ledger_pack(self.word))
+            core.ledger_put(self.entry, self.word)
             self.add_ready(v.offset, self.word)
             budget -= 1
         return True

@@ -310,6 +310,11 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "queue %s: the record of a member that vanished is damaged, so all messages from %d on come again for it",
         "%s is damaged: what departed members of this fan-out were owed is not known",
     ),
+    "queue_ledger_damaged": (
+        "queue %r: %s/ledger is damaged; its words are made right from their copies, and no message is lost",
+        "queue %r: its ledger in %s is damaged: %d messages, the first at offset %d, are delivered again",
+        "queue %s: its ledger is damaged: %d messages, the first at offset %d, are delivered again",
+    ),
     "queue_ledger_not_synced": ("queue %s: its ledger is not synced: %s",),
     # ---- transactions ----
     "transaction_appended": ("batch %d of application %r, which was decided before, is appended: %d messages",),

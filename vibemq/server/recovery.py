@@ -31,7 +31,6 @@ from vibemq.broker.disk import Reserve
 from vibemq.errors import StorageError, VibeMQError
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.arguments import CHUNK_MESSAGES_MAX, log_options
-from vibemq.storage.ledger import disown
 from vibemq.storage.members import FILE_NAME as MEMBERS_FILE
 from vibemq.storage.members import prepare as prepare_members
 from vibemq.storage.metadata import Metadata
@@ -327,11 +326,19 @@ def _recover(
         return report
     if os.path.exists(os.path.join(record.directory, MEMBERS_FILE)):
         prepare_members(record.directory, logs.Log(record.directory).stats().next_offset if report.ran else None)
-    if not report.ran and has_ledger:
-        disown(record.directory)
-    elif logs.ledger_recover(record.directory):
-        log.warning("queue %r: what was settled is not known any more; what is kept is delivered again", record.name)
+    _tell_ledger(record, logs.ledger_recover(record.directory, is_same_boot=not report.ran and has_ledger))
     return report
+
+
+def _tell_ledger(record: StreamRecord, damage: "logs.LedgerDamage") -> None:
+    if damage.is_anew:
+        log.warning("queue %r: what was settled is not known any more; what is kept is delivered again", record.name)
+    if damage.is_page:
+        said = "queue %r: %s/ledger is damaged; its words are made right from their copies, and no message is lost"
+        log.error(said, record.name, record.directory)
+    if damage.entries:
+        said = "queue %r: its ledger in %s is damaged: %d messages, the first at offset %d, are delivered again"
+        log.error(said, record.name, record.directory, damage.entries, damage.offset)
 
 
 def _tell_cuts(name: str, report: "logs.RecoveryReport") -> None:

@@ -125,13 +125,15 @@ cdef extern from "ledger/words.h" nogil:
     struct ledger_home:
         uint32_t worker, epoch, generation
 
-    uint64_t ledger_pack(ledger_word w)
     ledger_word ledger_unpack(uint64_t word)
     ledger_state ledger_state_of(uint64_t word)
     uint32_t ledger_life(uint32_t epoch)
     bint ledger_is_held_by(uint64_t word, uint32_t worker, uint32_t life)
+    void ledger_put(ledger_entry *entry, ledger_word w)
+    bint ledger_swap(ledger_entry *entry, uint64_t word, ledger_word w)
     void ledger_set_state(ledger_entry *entry, ledger_state state)
     bint ledger_swap_state(ledger_entry *entry, uint64_t word, ledger_state state)
+    uint64_t ledger_purge_unpack(uint64_t word)
     ledger_home ledger_home_unpack(uint64_t word)
     bint ledger_home_sits(ledger_home h, uint32_t epoch)
     bint ledger_home_claim(shared_word *home, uint64_t *seen, uint32_t worker, uint32_t epoch)
@@ -156,12 +158,19 @@ cdef extern from "ledger/ledger.h" nogil:
 
     ctypedef bint boolean "bool"  # where its address is taken
 
-    void ledger_disown(ledger_control *c)
+    struct ledger_damage:
+        bint anew, page
+        uint64_t entries, offset
+
+    void ledger_store_next(ledger_control *c, uint64_t next)
+    void ledger_order_purge(ledger_control *c, uint64_t offset)
     err ledger_create(const char *directory, uint64_t base, bint sync, fault *f)
     err ledger_version_check(const char *directory, fault *f)
     err ledger_open(const char *directory, ledger **out, fault *f)
     void ledger_close(ledger *l)
-    err ledger_recover(const char *directory, uint64_t first, uint64_t next, boolean *anew, fault *f)
+    err ledger_recover(const char *directory, uint64_t first, uint64_t next, bint is_same_boot,
+                       ledger_damage *damage, fault *f)
+    ledger_damage ledger_verify(ledger *l)
     err ledger_sync(const char *directory, fault *f)
     err ledger_reserve(ledger *l, uint64_t end, fault *f)
     ledger_entry *ledger_entry_of "ledger_entry" (ledger *l, uint64_t offset, fault *f)

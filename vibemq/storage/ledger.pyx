@@ -4,7 +4,7 @@
 The page is read as a file and never mapped, so a reader cannot change it.  Each word is of some instant during the
 read, and words of different instants may stand side by side.  What is in flight, and how many consumers there are, is
 what the last home wrote: a worker that takes a dead one's seat comes home where that told of consumers, and nothing
-is left of either when the broker starts (`disown`).
+is left of either when the broker starts (`storage.log.ledger_recover`).
 """
 
 import os
@@ -61,20 +61,6 @@ def has_consumers_of(str directory, uint32_t worker) -> bool:
     cdef ledger_control page
     _read(directory, &page)
     return _home(&page) == worker and _tells_of_consumers(&page)
-
-
-def disown(str directory) -> None:
-    """Nobody lives who was home or had consumers; only before the first worker starts.  Raises StorageError."""
-    cdef ledger_control page
-    _read(directory, &page)
-    if _home(&page) != LEDGER_NOBODY or _tells_of_consumers(&page):
-        core.ledger_disown(&page)
-        path = _path(directory)
-        try:
-            with open(path, "r+b", buffering=0) as file:
-                file.write((<char *> &page)[:sizeof(page)])
-        except OSError as problem:
-            raise StorageError("ERR_IO", f"{path}: {problem.strerror}") from problem
 
 
 # ---- what is settled, for a copy of it elsewhere ----
@@ -141,7 +127,7 @@ def restore(str directory, uint64_t base, list ranges):
         while at < end:
             at = min(end, at + core.LEDGER_BLOCK_ENTRIES)
             check(core.ledger_reserve(held, at, &f), &f)
-            core.word_store(&held.control.next, at)
+            core.ledger_store_next(held.control, at)
         for first, last in ranges:
             for at in range(first, last):
                 entry = core.ledger_entry_of(held, at, &f)

@@ -49,6 +49,15 @@ cdef enum:
     AGE_PARTS = 8  # segments in which what age keeps lies, at least: it goes on time but for one part
 
 
+class LedgerDamage(NamedTuple):
+    """What of a queue's ledger did not fit its copies and checks."""
+
+    is_anew: bool  # nothing is known any more of what was settled
+    is_page: bool  # words of the page were wrong, and made right from their copies
+    entries: int  # messages that are delivered again, because nothing is known of them
+    offset: int  # of the first of these
+
+
 class Cut(NamedTuple):
     """What recovery took out of a log: a file from ``position`` on, or (0) all of it; ``kept`` is the file it is in now."""
 
@@ -608,14 +617,24 @@ def ledger_sync(str directory):
         raise storage_error(e, &f)
 
 
-def ledger_recover(str directory) -> bool:
-    """Make a ledger right that another boot wrote, after the log's recovery; True when it had to be made anew."""
+def ledger_recover(str directory, *, bint is_same_boot = False) -> LedgerDamage:
+    """Make a queue's ledger right before any worker lives, after the recovery of its log.  Raises StorageError.
+
+    ``is_same_boot``: this boot wrote it.  Then only damage is mended, and the former home and consumers are forgotten.
+    """
     cdef fault f
-    cdef boolean anew = False
+    cdef core.ledger_damage found
     cdef bytes path = os.fsencode(directory)
-    cdef Log held = Log(directory)
-    stats = held.stats()
-    cdef err e = core.ledger_recover(path, stats.first_offset, stats.next_offset, &anew, &f)
-    held.close()
+    cdef const char *where = path
+    cdef uint64_t first = 0, next_offset = 0
+    cdef err e
+    cdef Log held
+    if not is_same_boot:
+        held = Log(directory)
+        stats = held.stats()
+        first, next_offset = stats.first_offset, stats.next_offset
+        held.close()
+    with nogil:
+        e = core.ledger_recover(where, first, next_offset, is_same_boot, &found, &f)
     check(e, &f)
-    return anew
+    return LedgerDamage(found.anew, found.page, found.entries, found.offset)
