@@ -343,7 +343,7 @@ class Restored:
             try:
                 confirm_stored(self.directory, *end)
             except StorageError as problem:  # readers wait until the archiver has sent it once more
-                log.warning("stream %r: what the object store has is not noted: %s", self.record.name, problem)
+                log.warning("stream %r: its confirmed offset cannot be written: %s", self.record.name, problem)
         return self._hole() if self.is_missing else ""
 
     def _stored_end(self) -> tuple[int, int, int] | None:

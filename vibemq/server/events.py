@@ -444,6 +444,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s is damaged, and the bucket has no such segment; kept as %s",
         "%s; %s",
     ),
+    "confirmed_offset_not_written": ("stream %r: its confirmed offset cannot be written: %s",),
     "remote_restored": (
         "%s is empty: restoring broker %r of cluster %s",
         "%s, and were not confirmed: an object before them was never created",
