@@ -14,13 +14,14 @@ from pathlib import Path
 DOCUMENT = Path(__file__).parents[2] / "docs/damage.md"
 
 #: What a case may cost. `nothing` excludes that anything is lost or refused.
-NOTHING, CHUNK, BEHIND_CUT, SEGMENT, REFUSED, OFFSETS = (
+NOTHING, CHUNK, BEHIND_CUT, SEGMENT, REFUSED, OFFSETS, AGAIN = (
     "nothing",
     "chunk",
     "behind the cut",
     "segment",
     "refused",
     "offsets",
+    "again",
 )
 WORDS = {
     NOTHING: "nothing",
@@ -29,6 +30,7 @@ WORDS = {
     SEGMENT: "the messages of this file",
     REFUSED: "the start is refused",
     OFFSETS: "the stored offsets in it",
+    AGAIN: "nothing: settled messages come again",
 }
 
 
@@ -117,6 +119,8 @@ FILES = (
         OFFSETS,
         "restore the file from a backup, or let the consumers store again",
     ),
+    Kind("`ledger`", "streams/{orders}/ledger", AGAIN, AGAIN, AGAIN, "none"),
+    Kind("`*.ledger`", "streams/{orders}/*.ledger", AGAIN, AGAIN, AGAIN, "none"),
     Kind(
         "`identity`",
         "identity",

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import damage_table
 import pytest
-from damage_table import BEHIND_CUT, CHUNK, OFFSETS, REFUSED, SEGMENT, Kind
+from damage_table import AGAIN, BEHIND_CUT, CHUNK, OFFSETS, REFUSED, SEGMENT, Kind
 from other_boot import write_in_another_boot
 from running import broker, wait_until
 
+import vibemq.client
 import vibemq.storage.cold as cold
+import vibemq.storage.ledger as ledger
 import vibemq.storage.log as logs
 from vibemq.broker.disk import Reserve
 from vibemq.client.streams import StreamsConnection
@@ -53,6 +55,7 @@ class Facts:
     next_offset: int = 0
     published: int = 0
     offsets: dict[bytes, int] = field(default_factory=dict)
+    settled: set[int] = field(default_factory=set)  # of the queue
 
 
 class World:
@@ -63,7 +66,8 @@ class World:
         self.reserve = Reserve(str(folder), 0)
         self.files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         metadata = Metadata(datadir.metadata_path(str(folder)))
-        [self.events] = [record.incarnation for record in metadata.streams() if record.name == "events"]
+        found = {record.name: record.incarnation for record in metadata.streams()}
+        self.events, self.orders = found["events"], found["orders"]
         metadata.close()
 
     @property
@@ -84,7 +88,7 @@ class World:
                     file.write(os.stat(path).st_ino.to_bytes(8, sys.byteorder))
 
     def find(self, kind: Kind) -> Path:
-        return sorted(self.folder.glob(kind.pattern.format(events=self.events)))[kind.which]
+        return sorted(self.folder.glob(kind.pattern.format(events=self.events, orders=self.orders)))[kind.which]
 
     def start(self, caplog: pytest.LogCaptureFixture, boot: str) -> Facts:
         """What the supervisor does before it serves, and what readers find then."""
@@ -120,6 +124,8 @@ class World:
         held = logs.Log(self.log)
         facts.next_offset, facts.published = held.stats().next_offset, held.publisher_sequence("ref")
         held.close()
+        base, ranges = ledger.settled(str(self.folder / "streams" / self.orders))
+        facts.settled = set(range(base)).union(*(range(*one) for one in ranges))
         stored = StoredOffsets(self.log)
         facts.offsets = stored.all()
         stored.close()
@@ -151,6 +157,13 @@ def write(folder: Path, *, kill: bool) -> None:
             for number in range(5):
                 connection.store_offset(f"reader{number}", "events", 100 * number)
                 assert connection.query_offset(f"reader{number}", "events") == 100 * number
+        with vibemq.client.connect(f"vibemq://{served.host}:{served.native_port}") as client:
+            client.publish_many("orders", list(range(40)))
+            with client.consume("orders") as consumer:
+                for message, number in zip(consumer, range(20), strict=False):
+                    if number < 5 or number % 2:
+                        message.ack()
+                client.queue_info("orders")  # answered after the acknowledgements were read
         metadata = Metadata(datadir.metadata_path(str(folder)))
         for name in ("ada", "eve"):
             metadata.add_user(name, f"$argon2id$of {name}")
@@ -220,6 +233,8 @@ def check(kind: Kind, cost: str, before: Facts, now: Facts, path: Path, segments
     assert now.accounts == before.accounts
     assert now.messages.items() <= before.messages.items(), "each is what was published there"
     lost = before.messages.keys() - now.messages.keys()
+    assert now.settled <= before.settled, "no message that waits is taken for settled"
+    assert now.settled == before.settled or cost == AGAIN
     gone = before.offsets.items() - now.offsets.items()
     assert now.offsets.items() <= before.offsets.items()
     if gone:
