@@ -7,10 +7,12 @@ import json
 import os
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import threading
 import uuid
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from types import SimpleNamespace
@@ -34,6 +36,8 @@ from vibemq.storage.metadata import Metadata
 from vibemq.storage.transactions import Application
 
 RUN = Run("/", "app", "run", "guest", "test", False, True)
+
+TRACKING_CHECK_AT = 60  # of magic and version (csrc/log/FORMAT.md)
 
 
 @contextmanager
@@ -108,11 +112,13 @@ def test_a_target_that_cannot_be_used_waits_and_keeps_nobody_else_waiting(tmp_pa
         bad = mine.metadata.find_stream("/", "bad").directory
         with mine.decisions.locked():
             mine._decide(RUN, 0, ["bad", "good"], parts[:1], [])
-        with open(f"{bad}/tracking", "r+b") as file:  # another version's
-            file.seek(4)
-            known = file.read(4)
-            file.seek(4)
-            file.write(b"\x63\0\0\0")
+        with open(f"{bad}/tracking", "r+b") as file:  # a newer version's, with its check
+            known = file.read(TRACKING_CHECK_AT + 4)
+            magic, version = struct.unpack_from("=II", known)
+            newer = struct.pack("=II", magic, version + 1) + known[8:TRACKING_CHECK_AT]
+            newer += struct.pack("=I", zlib.crc32(struct.pack(">II", magic, version + 1)))
+            file.seek(0)
+            file.write(newer)
         asked = RUN._replace(application="app")
         waits = mine.commit(asked, 0, ["bad", "good"], parts[:1], is_last=False)
         assert (waits.state.name, "bad" in waits.holder or "version" in waits.holder) == ("FULL", True)
@@ -120,7 +126,6 @@ def test_a_target_that_cannot_be_used_waits_and_keeps_nobody_else_waiting(tmp_pa
         assert (blocked.state.name, "bad" in blocked.holder) == ("FULL", True)
         assert mine.commit(RUN._replace(application="c"), 0, ["good"], parts[2:], is_last=False).state.name == "OK"
         with open(f"{bad}/tracking", "r+b") as file:
-            file.seek(4)
             file.write(known)
         assert mine.commit(RUN._replace(application="b"), 0, ["bad"], parts[1:2], is_last=False).state.name == "OK"
     with broker(folder) as served, connected(served) as client:
