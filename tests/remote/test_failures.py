@@ -22,7 +22,7 @@ from running import ENVIRONMENT, SERVE, Running, broker, resident_bytes, wait_un
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import RequestFailed, Superseded, VibeMQError
 from vibemq.remote.bucket import PART_BYTES, PARTS_AT_A_TIME
-from vibemq.remote.objects import Kind, from_json, opened
+from vibemq.remote.objects import Kind, change_key, from_json, opened
 from vibemq.storage.metadata import Metadata
 
 pytest.importorskip("obstore", reason="needs the extra remote")
@@ -92,6 +92,12 @@ def connected(running: Running, timeout_s: float = CONFIRM_S_MAX) -> StreamsConn
 
 def bodies(connection: StreamsConnection, stream: str = "events", first: int = 0) -> list[bytes]:
     return [body for chunk in connection.read_chunks(stream, first) for _, body in chunk.messages()]
+
+
+def changes_in(store: FaultyStore) -> list[list[object]]:
+    """The rows of each change of the metadata, in order; a fence has none."""
+    keys = [key for key in store.keys("meta/") if "snapshot" not in key]
+    return [from_json(key, opened(key, Kind.CHANGE, store.read(key)))["changes"] for key in keys]
 
 
 def event(number: int) -> bytes:
@@ -284,6 +290,26 @@ def test_a_store_that_denies_for_a_while_and_one_that_is_full_hold_publishers_an
         whole(connection, sent)
 
 
+@pytest.mark.parametrize("status", [403, 503])
+def test_where_newer_epochs_cannot_be_listed_changes_are_refused_and_messages_go_on(tmp_path, faulty, capfd, status):
+    with serving(tmp_path / "data", faulty) as running, connected(running) as connection:
+        streams = {"local": {"durability": "os"}, "disk": {"durability": "disk"}, "events": {}}
+        for stream, arguments in streams.items():
+            connection.create(stream, arguments)
+        denied = faulty.answer(status, "GET", "list-type=2")
+        with pytest.raises(RequestFailed):
+            connection.create("unsure")
+        assert denied.met > 0 and "cannot list brokers/" in written(capfd)
+        for stream in streams:
+            with connection.publisher(stream, "ref") as publisher:
+                publisher.publish([event(0)])
+                publisher.flush()
+            assert whole(connection, 1, stream) == 1
+        faulty.up()
+        connection.create("unsure", exist_ok=True)
+        assert sorted(one.name for one in connection.list_streams()) == ["disk", "events", "local", "unsure"]
+
+
 # ---- answers that are lost, and a store that is slow ----
 
 
@@ -305,9 +331,8 @@ def test_answers_that_are_lost_after_the_write_leave_nothing_twice_and_the_metad
             sent += BATCH
             publisher.flush()
         assert whole(connection, sent) == sent
-    keys = [key for key in faulty.keys("meta/") if "snapshot" not in key]
-    rows = [from_json(key, opened(key, Kind.CHANGE, faulty.read(key)))["changes"] for key in keys]
-    assert [len(one) > 0 for one in rows] == [False, *[True] * 4], "the start's fence, and one change for each stream"
+    found = [bool(rows) for rows in changes_in(faulty)]
+    assert found == [False, True, True, True, True], "the start's fence, and one change for each stream"
     with serving(tmp_path / "other", faulty) as running, connected(running) as connection:
         assert whole(connection, sent) == sent
         assert [one.name for one in connection.list_streams()] == ["events", "s0", "s1", "s2"]
@@ -429,7 +454,8 @@ def test_the_superuser_of_the_configuration_comes_into_a_bucket_that_began_witho
 def test_a_superuser_whose_creation_was_not_answered_is_there_once_at_the_next_start(tmp_path, faulty):
     with serving(tmp_path / "data", faulty):
         pass
-    trouble = faulty.cut_after("PUT", "meta/")
+    assert [bool(rows) for rows in changes_in(faulty)] == [False], "the first start's fence"
+    trouble = faulty.cut_after("PUT", change_key(3))  # behind the second start's fence
     password = {"native__superuser_password": "a-password-of-it"}
     serve = [*SERVE, "--data-dir", str(tmp_path / "data")]
     failed = subprocess.run(
@@ -439,7 +465,7 @@ def test_a_superuser_whose_creation_was_not_answered_is_there_once_at_the_next_s
     faulty.up()
     with serving(tmp_path / "data", faulty, **password):
         assert users_in(tmp_path / "data") == [("vibemq", True)]
-    assert len([key for key in faulty.keys("meta/") if "snapshot" not in key]) == 1
+    assert [bool(rows) for rows in changes_in(faulty)] == [False, False, True, False], "three fences, and one superuser"
 
 
 def test_a_user_who_was_published_by_a_broker_that_could_not_commit_lets_it_listen_to_other_machines(tmp_path, faulty):
