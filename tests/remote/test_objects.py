@@ -2,6 +2,7 @@
 """Objects of the bucket: what is written is read again, and what was touched meanwhile is named and never used."""
 
 import random
+import zlib
 
 import pytest
 
@@ -45,6 +46,10 @@ def test_an_object_under_another_name_or_of_another_kind_is_not_used():
 def test_a_newer_version_is_refused_in_words():
     whole = bytearray(objects.sealed(KEY, Kind.CHANGE, b"body"))
     whole[-12:-8] = (2).to_bytes(4, "big")
+    with pytest.raises(objects.Damaged, match="its trailer is not what was written"):
+        objects.opened(KEY, Kind.CHANGE, whole)
+    checked = KEY.encode() + whole[-objects.TRAILER_BYTES : -4]
+    whole[-4:] = zlib.crc32(checked).to_bytes(4, "big")
     with pytest.raises(RemoteError, match="is of version 2, known is version 1"):
         objects.opened(KEY, Kind.CHANGE, whole)
 
