@@ -288,10 +288,26 @@ static err recover_other_boot(struct recover *r, uint64_t first, uint64_t log_ne
     return e ? e : file_sync_directory(r->directory, r->f);
 }
 
+/* The entry at base is not settled, so its block cannot have been removed: where it is missing, all that it held comes
+ * again. */
+static err block_of_base(struct recover *r)
+{
+    uint64_t number = r->base / LEDGER_BLOCK_ENTRIES;
+    struct file_path path;
+    int fd;
+    if (r->base >= r->next || block_there(r, number)) return OK;
+    err e = file_open_numbered(&path, r->directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX, O_RDWR | O_CREAT | O_EXCL,
+                               &fd, r->f);
+    if (e) return e;
+    file_close(&fd);
+    return block_recover(r, number);
+}
+
 static err recover_same_boot(struct recover *r, const void *page)
 {
     struct ledger_control *c = &r->page.control;
-    err e = blocks_recover(r);
+    err e = block_of_base(r);
+    if (!e) e = blocks_recover(r);
     if (e) return e;
     ledger_disown(c);
     ledger_store_base(c, r->base);

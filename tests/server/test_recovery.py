@@ -163,10 +163,11 @@ def test_a_directory_of_a_newer_version_that_no_stream_owns_is_kept(metadata, tm
     orphan = tmp_path / "streams" / "0123456789abcdef"
     logs.create(str(orphan))
     with open(orphan / "tracking", "r+b") as file:
-        (magic,) = struct.unpack("=I", file.read(4))
-        file.write(struct.pack("=I", 2))
+        magic, version = struct.unpack("=II", file.read(8))
+        file.seek(4)
+        file.write(struct.pack("=I", version + 1))
         file.seek(60)  # the check of both
-        file.write(struct.pack("=I", zlib.crc32(struct.pack(">II", magic, 2))))
+        file.write(struct.pack("=I", zlib.crc32(struct.pack(">II", magic, version + 1))))
     recover(metadata)
     assert orphan.exists()
     assert "it is kept" in caplog.text
@@ -205,7 +206,9 @@ def test_the_streams_own_limits_reach_the_log(metadata, monkeypatch):
     recover(metadata)
     limits = {"segment_bytes_max": 5000, "retention_bytes_max": 0, "retention_age_ms_max": 3_600_000}
     limits |= {"local_bytes_max": 0, "local_age_ms_max": 0}
-    assert seen == [{**limits, "durability": "os", "filter_size_bytes": 16, "chunk_messages_max": 2048}]
+    assert seen == [
+        {**limits, "durability": "os", "filter_size_bytes": 16, "chunk_messages_max": 2048, "read_unconfirmed": False}
+    ]
 
 
 def test_a_log_whose_creation_was_interrupted_is_removed(metadata, tmp_path):
