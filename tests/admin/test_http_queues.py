@@ -70,6 +70,7 @@ def test_metrics_say_what_became_of_the_messages_of_each_queue(http, client, nam
             "refused_total": 0,
             "purged_total": 0,
             "failing_messages": 0,
+            "members_away": 0,
         }
         wait_until(lambda: metrics() == expected, "all of it counted")
     client.delete_queue(name)

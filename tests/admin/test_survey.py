@@ -30,7 +30,7 @@ class World:
     def look_at(self, record: Record, offsets_max: int) -> Entry:
         self.now_s += PRICE_S
         self.looked.append(record.incarnation)
-        queue = QueueStats(0, 0, 0, 0, 0, self.acked[record.incarnation], 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        queue = QueueStats(0, 0, 0, 0, 0, self.acked[record.incarnation], *[0] * 10)
         return Entry(record, Counts(LogStats(0, 0, 0, -1, 0, 0), queue))
 
     def look(self) -> list[Entry]:

@@ -33,7 +33,7 @@ class StubWorker:
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, self.stop)
-        log = logging.getLogger("stub")
+        log = logging.getLogger("vibemq.stub")
         log.debug("this is debug")
         log.info("two\nlines")
         if MODE == "broken":

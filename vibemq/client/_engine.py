@@ -97,7 +97,7 @@ class Feed:
     def hold(self) -> None:
         """Says which message the program has in hand, before the subscription ends."""
         if (consumer := self._consumer()) is not None:
-            consumer.say_held()
+            consumer._say_held()
 
     def give(self, messages: list[Message]) -> None:
         if (consumer := self._consumer()) is not None:

@@ -95,7 +95,7 @@ class AnyConsumer:
             self._last.ack()
         self._last = None
 
-    def say_held(self) -> None:
+    def _say_held(self) -> None:
         """The message in the program's hand, to the broker."""
         last, self._last = self._last, None
         if last is not None and not self.looks_only:
@@ -194,7 +194,7 @@ class AsyncConsumer(AnyConsumer):
 
     def __del__(self) -> None:
         if self._open and not self._over:
-            self.say_held()
+            self._say_held()
             self._engine.abandon(self._feed)
 
 
@@ -293,7 +293,7 @@ class Consumer(AnyConsumer):
 
     def __del__(self) -> None:
         if self._open:
-            self.say_held()
+            self._say_held()
             self._engine.abandon(self._feed)
 
 

@@ -471,7 +471,7 @@ def holding(command: Command) -> None:
     number = number_in(text, SEQUENCE_MAX)
     if number is None:
         raise Refused(ErrorCode.BAD_COMMAND, f"holding needs the number of a message, had '{text:.20}'")
-    command.session.hold(number)
+    command.session.note_held(number)
     command.done()
 
 

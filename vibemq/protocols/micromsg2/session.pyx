@@ -395,7 +395,7 @@ cdef class Micromsg2Session(QueueSession):
         publisher = Micromsg2Publisher(self, stream, queue, name, destination)
         self.publishers[destination] = self.publisher_cached = publisher
 
-    def hold(self, int64_t number):
+    def note_held(self, int64_t number):
         """The peer's program has the message of this number in hand."""
         self.out.hold(number)
 
