@@ -361,3 +361,82 @@ def test_a_micromsg2_peer_names_its_subscription(single, connect, name):
     with micromsg2.connected(single) as peer:
         peer.subscribe(f"topic/{name}", **names)
         assert peer.deliver().payload == b'"a"'
+
+
+def acknowledged_out_of_order(peer, acknowledged):
+    """The peer takes six messages and acknowledges some."""
+    held = peer.take(6)
+    peer.ack(*[message for message in held if payload(message) in acknowledged])
+    peer.ping()
+
+
+def test_acknowledgements_of_the_only_member_survive_kill_after_kill(tmp_path, stack):
+    with killed_at_the_end(), broker(tmp_path, *SHORT) as running:
+        peer = stack.enter_context(QueuePeer(running))
+        peer.create("q", mode=FAN_OUT_WITH_ACK)
+        peer.subscribe("q", prefetch=6)
+        peer.publish_all("q", range(6))
+        acknowledged_out_of_order(peer, (0, 2, 3))
+        kill_all(running)
+        raise Killed
+    with killed_at_the_end(), broker(tmp_path, *SHORT) as running:
+        peer = stack.enter_context(QueuePeer(running))
+        peer.subscribe("q", prefetch=6)
+        peer.publish_all("q", range(6, 9))
+        held = peer.take(6)
+        assert payloads(held) == [1, 4, 5, 6, 7, 8]
+        peer.ack(held[1], held[3])
+        peer.ping()
+        kill_all(running)
+        raise Killed
+    with broker(tmp_path, *SHORT) as running:
+        peer = stack.enter_context(QueuePeer(running))
+        peer.subscribe("q")
+        assert payloads(peer.rest()) == [1, 5, 7, 8]
+
+
+def test_acknowledgements_of_the_only_member_survive_its_worker(tmp_path, stack):
+    with broker(tmp_path, *SHORT) as running:
+        publisher = on_worker(running, 0, stack)
+        publisher.create("q", mode=FAN_OUT_WITH_ACK)
+        only = on_worker(running, 1, stack)
+        only.subscribe("q", prefetch=6)
+        publisher.await_subscribers("q", 1)
+        publisher.publish_all("q", range(6))
+        acknowledged_out_of_order(only, (1, 2, 4))
+        pid = worker_pid(running, 1)
+        kill(pid)
+        wait_until(lambda: worker_pid(running, 1) not in (0, pid), "a new worker")
+        publisher.await_subscribers("q", 0)
+        back = on_worker(running, 0, stack)
+        back.subscribe("q")
+        assert sorted(payloads(back.rest())) == [0, 3, 5]
+
+
+def test_what_another_member_acknowledged_is_still_owed_after_a_kill(tmp_path, stack):
+    """The first member was alone for three messages, shares the next three, and is alone again for the last."""
+    with killed_at_the_end(), broker(tmp_path, *SHORT) as running:
+        publisher, first, second = [stack.enter_context(QueuePeer(running)) for _ in range(3)]
+        publisher.create("q", mode=FAN_OUT_WITH_ACK)
+        subscribe(first, "q", prefetch=9)
+        publisher.await_subscribers("q", 1)
+        publisher.publish_all("q", range(3))
+        held = first.take(3)
+        subscribe(second, "q")
+        publisher.await_subscribers("q", 2)
+        publisher.publish_all("q", range(3, 6))
+        second.ack(*second.take(3))
+        second.ping()
+        held += first.take(3)
+        second.unsubscribe("q")
+        publisher.await_subscribers("q", 1)
+        publisher.publish_all("q", range(6, 9))
+        held += first.take(3)
+        first.ack(held[7])
+        first.ping()
+        kill_all(running)
+        raise Killed
+    with broker(tmp_path, *SHORT) as running:
+        back = stack.enter_context(QueuePeer(running))
+        subscribe(back, "q")
+        assert sorted(payloads(back.rest())) == [0, 1, 2, 3, 4, 5, 6, 8]

@@ -61,6 +61,8 @@ cdef class Member:
     cdef list debts                   # those ranges, as they were when it got them
     cdef list taken                   # parts of them in [start, skip_below): they are not given a second time
     cdef list passed_on               # a vanished member's: what those who were there have got too
+    cdef uint64_t alone_from, alone_end  # of what it was given in this range, nobody else got a copy
+    cdef bint was_alone               # a vanished member's: of all that is kept for it, nobody else has had a copy since
     cdef uint64_t tried_below         # copies below were delivered before
     cdef uint64_t lapsed_count        # of its copies so many have left the queue
     cdef int64_t due_ms               # a vanished member's: what it is owed is kept until then

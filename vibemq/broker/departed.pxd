@@ -12,15 +12,21 @@ cdef class Departed:
     cdef list lapsed                  # Members whose time is over, and whose copies leave the queue now
     cdef dict unjoined                # record -> MemberRecord of members that a new home has not heard of yet
     cdef Member shed_by_limit         # in `lapsed`: copies that a length limit took from members
+    cdef Member alone                 # the only member there is, with an alone_end that is still open
+    cdef Member first                 # it came when nobody was there, and nobody has come since
     cdef int64_t due_ms               # no member's time is over before
 
     cdef int admitted(self, Member m) except -1
+    cdef int came(self, Member m, bint is_first) except -1
+    cdef int remains(self, dict members) except -1
+    cdef int _store_alone(self, Member m, uint64_t first, uint64_t end) except -1
+    cdef list _without_acknowledged(self, Backlog of, Member gone, list copies)
     cdef Member find(self, Member m)
     cdef int take(self, Member m, Member gone, uint64_t next) except -1
-    cdef bint keep(self, Member gone, uint64_t low, uint64_t next, bint with_ack) except -1
+    cdef bint keep(self, Backlog of, Member gone, uint64_t low, uint64_t next, bint with_ack) except -1
     cdef int forget(self, Member m) except -1
     cdef int place(self, Member m) except -1
-    cdef int taken_over(self, uint64_t base, uint64_t next) except -1
+    cdef int taken_over(self, Backlog of, uint64_t base) except -1
     cdef uint64_t lowest(self) noexcept
     cdef uint64_t departed(self, uint64_t departed, uint64_t next) except? 0
     cdef uint64_t cut(self, uint64_t below) except? 0

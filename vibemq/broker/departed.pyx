@@ -7,7 +7,8 @@ subscribes takes them over, by its name first.  A name with a time to live also 
 time is over, `lapse` dead-letters or drops the copies.
 
 Each member has a record in a mapped file (storage/members.pyx), so a new home finds the members whom nobody tells it of.
-It knows of those only how far they had come, so some messages come again.
+It knows of those how far they had come.  Where a member was alone, the ledger shows what it has acknowledged, and only
+the rest comes again; of what others got too, acknowledged copies above its lowest open one come again.
 """
 
 import heapq
@@ -18,6 +19,7 @@ from collections import deque
 from libc.stdint cimport uint32_t
 from vibemq.broker.backlog cimport BUDGET, DEAD_MAX, RETRY_MS
 from vibemq.broker.messages cimport NOWHERE
+from vibemq.broker.queue cimport MODE_FAN_OUT_WITH_ACK
 from vibemq.storage cimport core
 from vibemq.storage.core cimport LEDGER_SETTLED, OK, fault, ledger_entry
 
@@ -38,6 +40,8 @@ cdef enum:
     AWAY_MAX = 1024
     # Ranges and counted attempts that are kept of one of them: 100 KB. Of more ranges neighbours are joined.
     RANGES_KEPT_MAX = 1024
+    # Entries that are looked at for one member that vanished, some milliseconds: what lies behind comes again.
+    LOOKED_AT_MAX = 1_048_576
 
 
 cdef class Departed:
@@ -92,6 +96,58 @@ cdef class Departed:
             self.place(m)
         return 0
 
+    cdef int came(self, Member m, bint is_first) except -1:
+        """A member that came, or took copies over, shares from now on what it is owed; `is_first`: nobody else is there."""
+        cdef Member gone
+        self.first = m if is_first else None
+        for gone in self.away:
+            gone.was_alone = False
+        if self.alone is not None and self.alone is not m:
+            self._store_alone(self.alone, self.alone.alone_from, min(self.alone.alone_end, m.start, m.low))
+            self.alone = None
+        return 0
+
+    cdef int remains(self, dict members) except -1:
+        """Where one member is there, note from which offset on it is alone: from there on only its Ack settles an entry."""
+        cdef Member m
+        if self.alone is not None and self.alone.gone:
+            self.alone = None
+        if self.alone is not None or len(members) != 1:
+            return 0
+        m = next(iter(members.values()))
+        self.alone = m
+        # What the first one gets, nobody had acknowledged when it came.
+        return self._store_alone(m, 0 if m is self.first and (not m.debts or m.was_alone) else self.queue.log_end(), NOWHERE)
+
+    cdef int _store_alone(self, Member m, uint64_t first, uint64_t end) except -1:
+        m.alone_from, m.alone_end = first, end
+        if m.record:
+            self.queue.members.keep_alone(m.record, first, end)
+        return 0
+
+    cdef list _without_acknowledged(self, Backlog of, Member gone, list copies):
+        """Without the copies that `gone` has acknowledged, as far as the ledger shows that: where it was alone."""
+        cdef uint64_t offset, settled
+        cdef int64_t looks = LOOKED_AT_MAX
+        cdef ledger_entry *entry
+        cdef fault f
+        if gone.alone_from >= gone.alone_end or self.queue.mode != MODE_FAN_OUT_WITH_ACK:
+            return copies
+        acknowledged = []
+        for first, end in without(copies, without(copies, [(gone.alone_from, gone.alone_end)])):
+            settled = first  # the messages from here to `offset` are
+            for offset in range(first, end):
+                entry = core.ledger_entry_of(of.raw, offset, &f)
+                looks -= 1
+                if looks < 0 or (entry == NULL and f.code != OK):
+                    acknowledged.append((settled, offset))
+                    return without(copies, joined(acknowledged))
+                if entry != NULL and core.ledger_state_of(core.word_load(&entry.word)) != LEDGER_SETTLED:
+                    acknowledged.append((settled, offset))
+                    settled = offset + 1
+            acknowledged.append((settled, end))
+        return without(copies, joined(acknowledged))
+
     cdef int place(self, Member m) except -1:
         if m.record:
             self.queue.members.place(m.record, min(m.low, m.cursor), m.cursor)
@@ -122,6 +178,7 @@ cdef class Departed:
             m.start = m.cursor = next  # what has no entry yet it is given as any new message
         own = [(max(m.start, m.skip_below), NOWHERE)]  # given by its cursor, settled or not
         copies, shared = list(gone.copies), list(gone.owed)
+        m.was_alone = gone.was_alone and not m.debts
         if gone.ttl_ms:
             copies = joined(copies, [(max(gone.cursor, gone.skip_below), next)])
             shared = joined(shared, [(gone.cursor, min(gone.skip_below, next))])
@@ -144,6 +201,10 @@ cdef class Departed:
         if m.inherited:
             m.low = min(m.low, <uint64_t> m.inherited[0][0])
         self.admitted(m)
+        if m.alone_end:
+            self._store_alone(m, 0, 0)  # of what it has taken over, others may have acknowledged some
+        if self.alone is m:
+            self.alone = None
         if gone in self.away:
             self.away.remove(gone)
         if gone.record != m.record:
@@ -152,7 +213,7 @@ cdef class Departed:
 
     # ---- those that vanished ----
 
-    cdef bint keep(self, Member gone, uint64_t low, uint64_t next, bint with_ack) except -1:
+    cdef bint keep(self, Backlog of, Member gone, uint64_t low, uint64_t next, bint with_ack) except -1:
         """Keep what `gone` is owed, of which nothing lies below `low`; False when that is nothing."""
         cdef uint64_t end = self.queue.log_end()
         # What is on its way to a worker, or was with one that died, is not known one by one.
@@ -164,7 +225,8 @@ cdef class Departed:
         else:
             copies = joined(gone.debts, [(max(gone.start, gone.skip_below), gone.cursor)], own)
             shared = joined(gone.inherited, [(gone.start, min(gone.skip_below, gone.cursor))], backlog)
-            copies, shared = without(copies, [(0, low)]), without(shared, [(0, low)])
+            copies = self._without_acknowledged(of, gone, without(copies, [(0, low)]))
+            shared = without(shared, [(0, low)])
         gone.again = sorted(gone.again, key=lambda each: (-each[3], each[1])) if with_ack else []
         counted, others = gone.again[:RANGES_KEPT_MAX], gone.again[RANGES_KEPT_MAX:]
         came_back = joined([(each[1], each[1] + 1) for each in counted])
@@ -172,6 +234,8 @@ cdef class Departed:
         gone.again = counted
         gone.copies = deque(fewer(copies, RANGES_KEPT_MAX))
         gone.owed = deque(fewer(without(shared, joined(copies, came_back)), RANGES_KEPT_MAX))
+        # More ranges than fit are joined over what it has acknowledged, and shown by the ledger as well.
+        gone.was_alone = not gone.alone_from and gone.alone_end == NOWHERE and len(copies) <= RANGES_KEPT_MAX
         gone.tried_below = gone.cursor
         if not gone.ttl_ms and not gone.copies and not gone.owed and not gone.again:
             self.forget(gone)
@@ -203,11 +267,11 @@ cdef class Departed:
             self.queue.members.place(gone.record, min(low, gone.cursor), gone.cursor)
         return 0
 
-    cdef int taken_over(self, uint64_t base, uint64_t next) except -1:
+    cdef int taken_over(self, Backlog of, uint64_t base) except -1:
         """All members that live have told: those that are left in the table vanished with their workers."""
         cdef Member gone
         cdef uint32_t epoch
-        cdef uint64_t end = self.queue.log_end()
+        cdef uint64_t next = of.next, end = self.queue.log_end()
         for record in self.unjoined.values():
             if not record.is_admitted:
                 epoch = core.doorbell_epoch(self.queue.table.board.raw, record.worker) \
@@ -221,16 +285,18 @@ cdef class Departed:
             gone.start, gone.skip_below = record.start, record.skip_below
             gone.cursor = max(base, min(record.cursor, end))
             gone.debts, gone.inherited = record.copies, record.shared
+            gone.alone_from, gone.alone_end = record.alone
             if not record.is_whole:
                 damaged.say(self.queue.key, "queue %s: the record of a member that vanished is damaged, so all messages from "
                             "%d on come again for it", self.queue.name, base)
                 gone.start, gone.skip_below, gone.debts, gone.inherited = base, 0, [], []
+                gone.alone_from = gone.alone_end = 0
             # The last home may have handed out more than it had stored.
             if gone.ttl_ms and gone.cursor < next:
                 gone.debts = joined(gone.debts, [(max(gone.cursor, gone.skip_below), next)])
                 gone.inherited = joined(gone.inherited, [(gone.cursor, min(gone.skip_below, next))])
                 gone.cursor = next
-            self.keep(gone, max(base, record.low), next, True)
+            self.keep(of, gone, max(base, record.low), next, True)
         self.unjoined = {}
         return 0
 
@@ -338,6 +404,8 @@ cdef class Departed:
             for m in of.members.values():
                 if not m.subscriber and not m.debts and gone.came_ms - EARLY_MS < m.came_ms <= gone.came_ms:
                     self.take(m, gone, of.next)
+                    self.came(m, False)
+                    self.remains(of.members)
                     return True
         return False
 

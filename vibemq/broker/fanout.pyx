@@ -77,7 +77,8 @@ cdef class FanOut(Backlog):
             m.subscriber, m.ttl_ms = record.name, record.ttl_s * 1000
             self.departures.unjoined.pop(m.record, None)
             if record.is_admitted and record.state == SUBSCRIBED:
-                return self._admit_again(m, record, fresh, seen)
+                self._admit_again(m, record, fresh, seen)
+                return self.departures.came(m, False)
         if fresh and len(self.members) == 1:
             m.start = m.cursor = core.word_load(&self.control.base)  # nobody was there: the backlog is its own
             m.skip_below = self.next
@@ -89,7 +90,8 @@ cdef class FanOut(Backlog):
         gone = self.departures.find(m) if fresh else None
         if gone is not None:
             self.departures.take(m, gone, self.next)
-        return 0
+        self.departures.came(m, fresh and len(self.members) == 1)
+        return 0 if self.begins else self.departures.remains(self.members)
 
     cdef int _admit_again(self, Member m, object record, bint fresh, uint64_t seen) except -1:
         """The member was there in the time of another home, and its record says from where on."""
@@ -102,6 +104,12 @@ cdef class FanOut(Backlog):
         else:
             m.cursor = max(m.start, seen)
         m.low = min(m.cursor, max(base, <uint64_t> record.low))
+        if record.is_whole:
+            m.alone_from, m.alone_end = record.alone
+            if m.alone_end == NOWHERE and len(self.members) == 1:
+                self.departures.alone = m
+            elif m.alone_end == NOWHERE:
+                self.departures._store_alone(m, 0, 0)
         return 0
 
     cdef int _restore(self, Member m) except -1:
@@ -159,11 +167,11 @@ cdef class FanOut(Backlog):
             gone.passed_on = self._unclaimed(joined(gone.copies, gone.owed, [(max(gone.start, low), self.next)]))
         self._left(gone)
         if not gone.ttl_ms and not (gone.vanished and with_ack):
-            return self.departures.forget(gone)
-        if self.departures.keep(gone, low, self.next, with_ack):
+            self.departures.forget(gone)
+        elif self.departures.keep(self, gone, low, self.next, with_ack):
             self.timer.at_most(self.departures.due_ms)
             self._give_to_early()
-        return 0
+        return 0 if self.begins else self.departures.remains(self.members)
 
     cdef int _give_to_early(self) except -1:
         """Who came back before its old connection was known to be lost takes over what that one was owed."""
@@ -174,6 +182,7 @@ cdef class FanOut(Backlog):
                         m.early and not gone.subscriber):
                     m.early = False
                     self.departures.take(m, gone, self.next)
+                    self.departures.came(m, m is self.departures.first)
                     break
         return 0
 
@@ -269,9 +278,10 @@ cdef class FanOut(Backlog):
             if m.restored is not None:
                 self._restore(m)
             m.holds = None
-        self.departures.taken_over(core.word_load(&self.control.base), self.next)
+        self.departures.taken_over(self, core.word_load(&self.control.base))
         self.begins = False
         self._give_to_early()
+        self.departures.remains(self.members)
         for m in self.members.values():
             m.early = False
         self.timer.at_most(self.departures.due_ms)

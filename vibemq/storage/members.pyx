@@ -53,6 +53,8 @@ cdef enum:
     CURSOR = 11
     CURSOR_INVERSE = 12
     ADMITTED = 13
+    ALONE_FROM = 14
+    ALONE_END = 15
 
 #: States of a record.
 FREE, SUBSCRIBED, AWAY, LEFT = 0, 1, 2, 3
@@ -77,6 +79,7 @@ class MemberRecord(NamedTuple):
     cursor: int
     copies: list  # ranges of its own copies
     shared: list  # ranges of which it is owed what nobody has acknowledged
+    alone: tuple  # of what it was given in [first, end), nobody else got a copy
 
 
 cdef class MemberTable:
@@ -166,7 +169,7 @@ cdef class MemberTable:
             w = self._record(free)
             w[OWNER] = <uint64_t> life << 32 | worker
             w[TTL_S], w[NAME_BYTES], w[RANGE_COUNT], w[START], w[SKIP_BELOW], w[SINCE_MS] = ttl_s, len(encoded), 0, 0, 0, 0
-            w[ADMITTED] = 0
+            w[ADMITTED] = w[ALONE_FROM] = w[ALONE_END] = 0
             self._bytes(free, NAME_AT, encoded.ljust(RANGES_AT - NAME_AT, b"\0"))
             self._seal(free)
             w[STATE] = SUBSCRIBED
@@ -188,6 +191,12 @@ cdef class MemberTable:
         cdef uint64_t *w = self._record(index)
         w[LOW], w[LOW_INVERSE], w[CURSOR], w[CURSOR_INVERSE] = low, ~low, cursor, ~cursor
         return 0
+
+    def keep_alone(self, uint32_t index, uint64_t first, uint64_t end):
+        """Store that of what the member is given in [first, end), nobody else gets a copy."""
+        cdef uint64_t *w = self._record(index)
+        w[ALONE_FROM], w[ALONE_END] = first, end
+        self._seal(index)
 
     def keep(self, uint32_t index, uint64_t start, uint64_t skip_below, copies, shared, away_since_ms=None):
         """What the member is owed beside what it gets from `start` on; `away_since_ms`: it is gone."""
@@ -214,7 +223,8 @@ cdef class MemberTable:
         # Of two copies that differ, torn by a kill or damaged, the lower one makes more come again.
         low, cursor = min(w[LOW], ~w[LOW_INVERSE]), min(w[CURSOR], ~w[CURSOR_INVERSE])
         return MemberRecord(index, w[STATE], w[OWNER] & 0xFFFFFFFF, w[OWNER] >> 32, name, w[TTL_S], w[SINCE_MS],
-                            w[ADMITTED] != 0, is_whole, w[START], w[SKIP_BELOW], low, cursor, copies, shared)
+                            w[ADMITTED] != 0, is_whole, w[START], w[SKIP_BELOW], low, cursor, copies, shared,
+                            (w[ALONE_FROM], w[ALONE_END]))
 
     def all(self) -> list:
         """Every record that is not free."""
@@ -232,7 +242,7 @@ cdef class MemberTable:
     def _check(self, uint32_t index):
         """Return the check of what changes seldom."""
         cdef char *at = <char *> self._record(index)
-        return zlib.crc32(<bytes> at[NAME_AT:RECORD_BYTES], zlib.crc32(<bytes> at[TTL_S * 8:SINCE_MS * 8]))
+        return zlib.crc32(<bytes> at[ALONE_FROM * 8:RECORD_BYTES], zlib.crc32(<bytes> at[TTL_S * 8:SINCE_MS * 8]))
 
 
 class _Locked:
