@@ -262,11 +262,12 @@ def test_a_lost_connection_in_between_loses_nothing_and_doubles_nothing(running,
 
 
 async def moved_with_losses(url, source, target, losing, **options):
-    """Move, and lose the connection wherever ``losing`` says, before the last acknowledgements are sent."""
+    """Move, and lose the connection where ``losing`` says, LOSSES times, before the last acknowledgements are sent."""
+    losses = iter(range(LOSSES))
     async with aconnect(url, reconnect_initial_delay_s=0.01) as client:
 
         def lose(done, of):
-            if losing(done, of):
+            if losing(done, of) and next(losses, None) is not None:
                 client._engine._link.transport.abort()
 
         return await client.move_messages(source, target, progress=lose, timeout_s=60, **options)

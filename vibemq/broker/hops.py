@@ -24,6 +24,13 @@ class Hop(msgspec.Struct, frozen=True):
     to: str
 
 
+def first_hop_bytes(queue: str, to: str) -> int:
+    """Return how many bytes the header x-death has at most at a message's first hop, quoted as JSON text."""
+    longest = max((reason.value for reason in FailureReason), key=len)
+    header = msgspec.json.encode([Hop(queue, longest, HOPS_MAX, to)]).decode()
+    return len(msgspec.json.encode(header))
+
+
 def read_hops(header: bytes) -> list[Hop]:
     """Return the hops of a header x-death; none for a header that is not ours."""
     try:

@@ -11,7 +11,7 @@ from vibemq.protocols.native.codec import encode_body
 from vibemq.protocols.native.spec import COMMAND_BY_TYPE, COMMANDS, FEATURES, Command
 
 # Published, settled or answered in place by session.pyx, where the table is not asked.
-IN_PLACE = {Command.PUBLISH, Command.ACK, Command.NACK, Command.PING}
+IN_PLACE = {Command.PUBLISH, Command.ACK, Command.NACK, Command.HOLDING, Command.PING}
 
 
 class Recorder:

@@ -36,6 +36,7 @@ from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, amqp_pair, amqp_pairs, bytes_load16, bytes_load32, bytes_store32
 
 from vibemq.broker.admission import check_access
+from vibemq.broker.hops import first_hop_bytes
 from vibemq.errors import LimitExceeded, MalformedFrame, StorageError
 from vibemq.protocols.native import commands
 from vibemq.protocols.native.compression import compress, decompress
@@ -46,8 +47,8 @@ cdef enum:
     BYTES_PER_CONTROL = 32768       # of a decompressed body: about as much work
     OUTBOX_BYTES_MAX = 512 * 1024   # Delivers that wait for a peer to read: enough for one gathering send
     HEADERS_COUNT_MAX = 65535       # the count on the wire is a u16
-    # The four headers of a dead letter, without the name of its queue: their names, a reason, a time, a number.
-    LETTER_ADDED_BYTES = 160
+    # The headers of a dead letter, without the name of its queue and its hop: their names, a reason, a time, a number.
+    LETTER_ADDED_BYTES = 180
     ATTEMPTS_SIZE = 16
     ENCODING_SIZE = 16
 
@@ -80,8 +81,9 @@ cdef class NativePublisher(QueuePublisher):
         QueuePublisher.altered(self)
         self.letter_bytes = 0
         if self.queue.options.dead_letter:
-            letters = self.queue.options.dead_letter_name(self.queue.name).encode()
-            self.letter_bytes = LETTER_ADDED_BYTES + max(len(letters), len(self.name))
+            name = self.queue.options.dead_letter_name(self.queue.name)
+            self.letter_bytes = LETTER_ADDED_BYTES + max(len(name.encode()), len(self.name))
+            self.letter_bytes += first_hop_bytes(self.queue.name, name)
 
     # ---- in ----
 
