@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from peers.signalr_data import DataPeer
-from running import Running
+from running import Running, wait_until
 from websockets.exceptions import ConnectionClosed
 
 import vibemq.client
@@ -167,8 +167,9 @@ class Streams(StreamFlow):
         with connected(running) as connection:
             connection.create(self.target, exist_ok=True)
             publisher = connection.publisher(self.target, "load")
-            end = connection.next_offset(self.target)
-            assert connection.query_publisher_sequence("load", self.target) == end, "publishing ids are the messages'"
+            end = connection.query_publisher_sequence("load", self.target)
+            # The one counts what is written, the other what is confirmed.
+            wait_until(lambda: connection.next_offset(self.target) == end, "publishing ids are the messages'")
             self.next = end
 
             def publish(numbers: list[int]) -> None:

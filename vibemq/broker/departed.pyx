@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# cython: nonecheck=True
 """Members of a fan-out that vanished, and what each of them is still owed.
 
 A member vanishes when its connection, its worker or the broker ends without its own goodbye.  What it had not acknowledged

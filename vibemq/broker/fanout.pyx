@@ -25,7 +25,7 @@ from vibemq.storage.core cimport ERR_NOT_CACHED, LEDGER_READY, LEDGER_SETTLED, O
 
 from vibemq.broker.options import OF_ONE_MEMBER, FailureReason
 from vibemq.broker.ranges import joined, length, without
-from vibemq.storage.members import SUBSCRIBED
+from vibemq.storage.members import SUBSCRIBED, MemberTable
 
 # Where a member's next message comes from.
 cdef enum:
@@ -72,6 +72,11 @@ cdef class FanOut(Backlog):
 
     cdef int admit(self, Member m, bint fresh, uint64_t seen) except -1:
         cdef Member gone
+        if m.record and self.queue.members is None:  # its worker has made the file since this home began
+            try:
+                self.queue.members = MemberTable(self.queue.record.directory, False)
+            except FileNotFoundError:  # the queue has just been deleted
+                m.record = 0
         if m.record:
             record = self.queue.members.read(m.record)
             m.subscriber, m.ttl_ms = record.name, record.ttl_s * 1000

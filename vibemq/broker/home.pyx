@@ -220,7 +220,14 @@ cdef class Home:
             m.consumer, m.outstanding, consumer.member = consumer, consumer.own.count, m
         self.backlog.in_flight += m.outstanding
         self.backlog.members[m.worker, m.consumer_id] = m
-        self.backlog.admit(m, what.received != 0, what.low)
+        try:
+            self.backlog.admit(m, what.received != 0, what.low)
+        except BaseException:  # a member that was not admitted has no place to be handed messages from
+            self.backlog.in_flight -= m.outstanding
+            del self.backlog.members[m.worker, m.consumer_id]
+            if consumer is not None:
+                consumer.member = None
+            raise
         return self.queue.mark()
 
     cdef int narrowed(self, Consumer consumer) except -1:
