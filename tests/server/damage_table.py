@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What damage costs: each kind of file and object, as docs/damage.md promises it and tests check it.
+"""The cost of damage to each kind of file and object, as docs/damage.md promises it and tests check it.
 
-    python tests/server/damage_table.py
-
-writes the tables of that document anew.
+`python tests/server/damage_table.py` generates the tables of that document.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from pathlib import Path
 
 DOCUMENT = Path(__file__).parents[2] / "docs/damage.md"
 
-#: What a case may cost. `nothing` excludes that anything is lost or refused.
+#: The cost of a case. `nothing`: no message is lost, and no start is refused.
 NOTHING, CHUNK, BEHIND_CUT, SEGMENT, REFUSED, OFFSETS, AGAIN = (
     "nothing",
     "chunk",
@@ -30,13 +28,13 @@ WORDS = {
     SEGMENT: "the messages of this file",
     REFUSED: "the start is refused",
     OFFSETS: "the stored offsets in it",
-    AGAIN: "nothing: settled messages come again",
+    AGAIN: "nothing: settled messages are delivered again",
 }
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One row: the pattern of its files in the data directory, and the most that each harm may cost."""
+    """One row: the pattern of its files in the data directory, and the highest cost of each kind of damage."""
 
     name: str
     pattern: str
@@ -44,8 +42,8 @@ class Kind:
     cut: str
     missing: str
     remedy: str
-    which: int = 0  # of the files that the pattern finds
-    killed: bool = False  # as kill -9 leaves the data directory, and not an orderly stop
+    which: int = 0  # index among the files that match the pattern
+    killed: bool = False  # the data directory is left by kill -9, not by an orderly stop
 
 
 FILES = (
@@ -73,7 +71,7 @@ FILES = (
         NOTHING,
         NOTHING,
         NOTHING,
-        "none: it is made again of the segment",
+        "none: it is rebuilt from the segment",
     ),
     Kind(
         "`*.index`, written",
@@ -81,7 +79,7 @@ FILES = (
         NOTHING,
         NOTHING,
         NOTHING,
-        "none: it is made again of the segment",
+        "none: it is rebuilt from the segment",
         which=-1,
     ),
     Kind(
@@ -90,7 +88,7 @@ FILES = (
         NOTHING,
         NOTHING,
         NOTHING,
-        "none: older snapshots and segments say the same",
+        "none: older snapshots and segments have the same content",
         which=-1,
     ),
     Kind(
@@ -99,17 +97,17 @@ FILES = (
         NOTHING,
         NOTHING,
         NOTHING,
-        "none: it is made again of the names in the bucket",
+        "none: it is rebuilt from the names in the bucket",
     ),
-    Kind("`*.cold`", "streams/{events}/*.cold", NOTHING, NOTHING, NOTHING, "none: it is fetched again"),
-    Kind("`control`", "streams/{events}/control", NOTHING, NOTHING, NOTHING, "none: it is made again of the segments"),
+    Kind("`*.cold`", "streams/{events}/*.cold", NOTHING, NOTHING, NOTHING, "none: it is downloaded again"),
+    Kind("`control`", "streams/{events}/control", NOTHING, NOTHING, NOTHING, "none: it is rebuilt from the segments"),
     Kind(
         "`tracking`",
         "streams/{events}/tracking",
         NOTHING,
         NOTHING,
         NOTHING,
-        "none: it is made again of the snapshots and segments",
+        "none: it is rebuilt from the snapshots and segments",
     ),
     Kind(
         "`offsets`",
@@ -117,7 +115,7 @@ FILES = (
         OFFSETS,
         OFFSETS,
         OFFSETS,
-        "restore the file from a backup, or let the consumers store again",
+        "restore the file from a backup, or let the consumers store their offsets again",
     ),
     Kind("`ledger`", "streams/{orders}/ledger", AGAIN, AGAIN, AGAIN, "none"),
     Kind("`*.ledger`", "streams/{orders}/*.ledger", AGAIN, AGAIN, AGAIN, "none"),
@@ -137,7 +135,7 @@ FILES = (
         REFUSED,
         REFUSED,
         REFUSED,
-        "restore it from a backup, or accept the loss as the message says",
+        "restore it from a backup, or accept the loss as the message describes",
         killed=True,
     ),
 )
@@ -152,70 +150,71 @@ def file_table() -> list[str]:
     return lines
 
 
-#: Of each kind of object: what is told of any flipped bit or cut, what then is served, what a missing one costs.
+#: For each kind of object: its name in the test, its pattern, the cost of a flipped bit or a cut, the cost of a missing
+#: object, the remedy.
 OBJECTS = (
     (
         "FORMAT",
         "`format`",
         "the start is refused",
         "the start is refused, unless the bucket is empty",
-        "put it back from a version or a copy of the bucket",
+        "restore it from an object version or a copy of the bucket",
     ),
     (
         "CHANGE",
         "`meta/N`",
-        "the start is refused where it is needed",
+        "the start is refused if it is needed",
         "the same",
-        "put it back from a version or a copy of the bucket",
+        "restore it from an object version or a copy of the bucket",
     ),
     (
         "SNAPSHOT",
         "`meta/snapshot-N`",
         "an older snapshot and the changes behind it are used, else the restore is refused",
         "the same",
-        "put it back, or start the broker that has its data directory",
+        "restore it, or start the broker that has its data directory",
     ),
     (
         "EPOCH",
         "`brokers/NAME/EPOCH`",
         "the start is refused",
-        "the number is not given again",
-        "put it back from a version or a copy of the bucket",
+        "the number is not reused",
+        "restore it from an object version or a copy of the bucket",
     ),
     (
         "RETIRED",
         "`retired/...`",
-        "nothing: objects that retention was deleting may stay",
+        "nothing: objects that retention was deleting may remain",
         "nothing: the same",
         "`vibemq remote prune`",
     ),
     (
         "WRITE_AHEAD",
         "`wal/...`",
-        "after a lost machine: the messages in it and, of the same streams, those behind it",
+        "after a lost machine: its messages, and later messages of the same streams",
         "the same",
-        "put it back before the broker is restored; `harmed-objects` names it",
+        "restore it before the broker is restored; `harmed-objects` names it",
     ),
     (
         "SEGMENT",
         "`*.segment`",
-        "the messages of the damaged chunks; encrypted, those of its pieces",
-        "its messages, or a log that begins behind it",
-        "put it back from a version or a copy of the bucket",
+        "the messages of the damaged chunks; if encrypted, of the damaged pieces",
+        "its messages, or the log begins behind it",
+        "restore it from an object version or a copy of the bucket",
     ),
     (
         "INDEX",
         "`*.index`",
-        "nothing: it is made again of the segment",
-        "nothing: it is made again of the segment",
+        "nothing: it is rebuilt from the segment",
+        "nothing: it is rebuilt from the segment",
         "none",
     ),
     (
         "TRACKING",
         "`*.tracking`",
-        "publishing ids of publishers that wrote before it alone",
+        "publishing ids of publishers that wrote only before it",
         "the same",
-        "put it back from a version or a copy of the bucket",
+        "restore it from an object version or a copy of the bucket",
     ),
 )
 
@@ -226,7 +225,7 @@ def object_table() -> list[str]:
 
 
 def document(before: str) -> str:
-    """The document with its tables as they are here."""
+    """Return the document with its tables replaced by those of this module."""
     for title, lines in (("## Files", file_table()), ("## Objects in a bucket", object_table())):
         head, _, rest = before.partition(f"{title}\n")
         text, _, behind = rest.partition("\n## ")
