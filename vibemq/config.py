@@ -12,6 +12,7 @@ test keeps the two equal.
 """
 
 import difflib
+import math
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
+from vibemq.control_groups import processors_limit
 from vibemq.errors import ConfigError
 
 #: One bit for each worker in a stream's masks (csrc/shm/doorbell.h, DOORBELL_WORKERS_MAX).
@@ -325,8 +327,9 @@ class Config(Struct, frozen=True, kw_only=True):
 
     @property
     def worker_count(self) -> int:
-        """How many workers to run: as configured, or one for each core this process may use."""
-        return self.server.workers or min(len(os.sched_getaffinity(0)), WORKERS_MAX)
+        """Workers to run: as configured, or one for each core that affinity and control groups let this process use."""
+        cores = min(float(len(os.sched_getaffinity(0))), processors_limit() or math.inf)
+        return self.server.workers or min(max(math.ceil(cores), 1), WORKERS_MAX)
 
 
 SECTIONS: dict[str, type[Struct]] = {

@@ -22,11 +22,12 @@ from peers.streams import connected
 from running import ENVIRONMENT, Running, broker
 
 from vibemq.admin.api import health
-from vibemq.broker.alarms import Conditions, high_watermark_bytes, total_bytes, used_bytes
+from vibemq.broker.alarms import Conditions
 from vibemq.client import connect
 from vibemq.errors import ServerFailed
 from vibemq.protocols.native.codec import encode_frame
 from vibemq.protocols.native.spec import Command
+from vibemq.server.memory import total_bytes
 
 NEEDED = 1_000_000
 MUCH, LITTLE = str(NEEDED), str(NEEDED - 1)
@@ -143,35 +144,6 @@ def test_above_the_memory_watermark_publishers_are_refused_until_it_is_free_agai
                 one.close()
             wait_until(lambda: not http.get("nodes")[0]["mem_alarm"], "the end of the memory alarm")
             wait_until(lambda: not is_refused(), "publishers go on")
-
-
-def test_memory_is_counted_without_files_and_what_is_shared(tmp_path: Path) -> None:
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "statm").write_text("5000 300 200 1 0 90 0\n")
-    assert used_bytes([7, 8], str(tmp_path)) == 100 * os.sysconf("SC_PAGE_SIZE"), "8 has ended"
-
-
-def test_the_smallest_limit_of_a_control_group_holds(tmp_path: Path) -> None:
-    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text("MemTotal:       1000 kB\nMemFree:        1 kB\n")
-    assert total_bytes(str(proc), str(groups)) == 1_024_000
-    (proc / "self" / "cgroup").write_text("0::/outer/inner\n")
-    (groups / "outer" / "inner").mkdir(parents=True)
-    (groups / "outer" / "inner" / "memory.max").write_text("max\n")
-    assert total_bytes(str(proc), str(groups)) == 1_024_000
-    (groups / "outer" / "memory.max").write_text("500000\n")
-    assert total_bytes(str(proc), str(groups)) == 500_000
-    (proc / "self" / "cgroup").write_text("4:cpu,memory:/old\n1:name=systemd:/\n")
-    (groups / "memory" / "old").mkdir(parents=True)
-    (groups / "memory" / "old" / "memory.limit_in_bytes").write_text("400000\n")
-    assert total_bytes(str(proc), str(groups)) == 400_000
-
-
-def test_a_watermark_in_bytes_goes_before_one_in_percent() -> None:
-    assert high_watermark_bytes(60, 0, 1000) == 600
-    assert high_watermark_bytes(60, 700, 1000) == 700
-    assert high_watermark_bytes(0, 0, 1000) == 0
 
 
 def test_maintenance_sends_everybody_away_refuses_newcomers_and_ends(tmp_path: Path) -> None:

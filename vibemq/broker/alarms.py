@@ -6,8 +6,8 @@ stop while some is left, and whoever makes room goes on: consumers, retention, w
 each door asks (admission.py), ``listen`` tells it of a change.
 
 The disk is looked at by every worker for itself, in a helper thread, because a file system may hang: all see the same
-disk.  The nearer the floor, the more often: the floor is a promise to those who need what is below it.  What uses
-memory are all processes together, so the supervisor adds it up and tells the others by a page that all share
+disk.  The nearer the floor, the more often: the floor is a promise to those who need what is below it.  The
+supervisor adds up the memory of all processes (server/memory.py) and tells the others by a page that all share
 (Conditions).  The admin process looks for itself (``in_effect``), so what it says holds while workers hang.
 """
 
@@ -16,10 +16,8 @@ from __future__ import annotations
 import enum
 import logging
 import mmap
-import os
 import struct
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.disk import Reserve, free_bytes
@@ -40,11 +38,6 @@ FILL_BYTES_PER_MS = 4_000_000
 NO_ROOM = -1
 #: The broker's own copies, of dead letters, stop at this part of the floor: the rest is for those who empty the disk.
 COPIES_PART = 2
-
-PERCENT = 100
-MEMORY_LOOK_EACH_S = 1.0  # some GB at worst, which peers' own memory bounds first
-#: A memory alarm ends below this part of the watermark, so that it does not flutter.
-MEMORY_END_PERCENT = 95
 
 # Each is written by one process only.
 _IS_DRAINED, _HAS_MEMORY_ALARM, _MEMORY_AT, _RESTARTS_WANTED_AT, _RESTARTS_DONE_AT = 0, 1, 8, 24, 32
@@ -242,95 +235,3 @@ class Alarms:
             self._says.say("memory alarm", "memory alarm: %d bytes are used, at most %d may be", used, watermark)
         elif Alarm.MEMORY in self.in_effect - now:
             self._says.say("no memory alarm", "the memory alarm is over: %d bytes are used, publishers go on", used)
-
-
-# ---- memory ----
-
-
-class MemoryWatch:
-    """What the supervisor looks at every second; ``due`` is when, by the monotonic clock."""
-
-    def __init__(self, conditions: Conditions, percent: int, absolute_bytes: int) -> None:
-        self._conditions, self._percent, self._absolute_bytes = conditions, percent, absolute_bytes
-        self.due = time.monotonic()
-
-    def look(self, pids: Iterable[int]) -> None:
-        self.due = time.monotonic() + MEMORY_LOOK_EACH_S
-        watermark = high_watermark_bytes(self._percent, self._absolute_bytes, total_bytes())
-        used = used_bytes(pids)
-        is_alarm = self._conditions.has_memory_alarm
-        if used > watermark or not watermark:
-            is_alarm = watermark > 0
-        elif used * PERCENT < watermark * MEMORY_END_PERCENT:
-            is_alarm = False
-        self._conditions.set_memory(used, watermark, is_alarm=is_alarm)
-
-
-def used_bytes(pids: Iterable[int], proc: str = "/proc") -> int:
-    """What these processes have for themselves: resident pages less those of files and of shared memory.
-
-    The page cache, which holds the logs, is the kernel's to give away.  What a process shares with the one that it was
-    forked from counts in each, some MiB too many; exact numbers (smaps) take milliseconds where much is used.
-    One that has ended uses none.
-    """
-    total = 0
-    for pid in pids:
-        try:
-            with open(f"{proc}/{pid}/statm", "rb") as file:
-                fields = file.read().split()
-        except OSError:
-            continue
-        total += int(fields[1]) - int(fields[2])
-    return total * os.sysconf("SC_PAGE_SIZE")
-
-
-def total_bytes(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> int:
-    """Of the machine, or what the control group allows; 0: nobody says."""
-    limits = [*_machine(proc), *_control_groups(proc, groups)]
-    return min(limits, default=0)
-
-
-def high_watermark_bytes(percent: int, absolute_bytes: int, total: int) -> int:
-    """From where on publishers have to wait; 0: never.  A number of bytes goes before a part."""
-    return absolute_bytes or total * percent // PERCENT
-
-
-def _machine(proc: str) -> list[int]:
-    try:
-        with open(f"{proc}/meminfo", encoding="utf-8") as file:  # a codec that is loaded: root may be given up by now
-            return [int(line.split()[1]) * 1024 for line in file if line.startswith("MemTotal:")]
-    except OSError:
-        return []
-
-
-def _control_groups(proc: str, groups: str) -> list[int]:
-    """The limits of this process's group and of those above it, of either version."""
-    found = []
-    try:
-        with open(f"{proc}/self/cgroup", encoding="utf-8") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            root, name = groups, "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = f"{groups}/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        while True:
-            found += _limit(f"{root}{path.rstrip('/')}/{name}")
-            if path in ("", "/"):
-                break
-            path = os.path.dirname(path)
-    return found
-
-
-def _limit(path: str) -> list[int]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read().strip()
-    except OSError:  # a container shows its own group only, as the root
-        return []
-    return [int(text)] if text.isdigit() else []

@@ -25,6 +25,9 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "advertised_address": ("stream clients are told to connect to %s",),
     "ready_line_not_written": ("the ready line could not be written to standard output: %s",),
     "runs_as_root": ("running as root; server.user (--user) names an account to continue as",),
+    "oom_score_kept": (
+        "if memory runs out, the kernel may end the supervisor before a worker: /proc is read-only for it",
+    ),
     "superuser_made": ("user %r is the superuser, with the password of the configuration",),
     "data_directory_open_to_others": ("%s may be entered by other accounts; `chmod 700 %s` keeps messages private",),
     "identity_made_again": (

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vibemq.broker.alarms import Conditions, MemoryWatch
+from vibemq.broker.alarms import Conditions
 from vibemq.broker.disk import Reserve
 from vibemq.broker.limits import ROWS
 from vibemq.config import WORKERS_MAX, Config, OAuth, Tls
@@ -36,6 +36,7 @@ from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import datadir, handover, housekeeping, listeners, logs
 from vibemq.server.context import DEPOSED, Context, Run, World, seats
 from vibemq.server.hangs import Beats, HangWatch
+from vibemq.server.memory import MemoryWatch, be_killed_first, may_set_oom_score
 from vibemq.server.notify import ServiceManager
 from vibemq.server.opening import open_bucket
 from vibemq.server.processes import OUR_SIGNALS, Process, begin_as_init, reap_strangers
@@ -124,7 +125,7 @@ class Supervisor:
         self.conditions = Conditions()
         store = config.store
         watermarks = store.memory_high_watermark_percent, store.memory_high_watermark_bytes
-        self.memory = MemoryWatch(self.conditions, *watermarks)
+        self.memory = MemoryWatch(self.conditions, *watermarks, config.data_path)
         self.started_ms = time.time_ns() // 1_000_000
 
     def serve(self) -> int:
@@ -169,6 +170,8 @@ class Supervisor:
         reserve = self._keep_reserve()
         self._recover(metadata, reserve)
         self._raise_file_limit()
+        if not may_set_oom_score():
+            log.info("if memory runs out, the kernel may end the supervisor before a worker: /proc is read-only for it")
         self._share()
         self._watch_signals()
         try:
@@ -372,6 +375,7 @@ class Supervisor:
     def _in_child(self, process: Process) -> None:
         """In a new process: let go of what is the supervisor's, and others'.  The lock stays held."""
         signal.set_wakeup_fd(-1)
+        be_killed_first()
         signal.signal(signal.SIGTERM, signal.SIG_DFL if process is not self.archiver else signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
         signal.signal(signal.SIGHUP, lambda *_: self._hung_up())
