@@ -56,7 +56,7 @@ def packed(value: Any) -> Packed:
 
 
 class Unread(bytes):
-    """JSON that comes as it was sent, and that a client's `payload` refuses with an error."""
+    """JSON that a reader gets as it was sent, and that a client's `payload` refuses with an error."""
 
 
 class Message(NamedTuple):
@@ -111,7 +111,7 @@ def native_consume(served: Running, queue: str, count: int) -> list[Message]:
 def native_body(message: Any) -> Any:
     try:
         return message.payload
-    except msgspec.ValidationError:  # a number that is no double
+    except msgspec.ValidationError:  # a number that no double holds
         return Unread(message.raw)
 
 
@@ -275,7 +275,7 @@ def signalr_message(delivery: dict[str, Any]) -> Message:
     )
 
 
-# ---- signalr in MessagePack: our own peer, which shows the bytes of a body ----
+# ---- SignalR in MessagePack: the tests' own client, which shows the bytes of a body ----
 
 
 def messagepack_publish(served: Running, queue: str, messages: Sequence[Message]) -> None:
@@ -401,7 +401,7 @@ def spark_publish(spark: Any, served: Running, queue: str, messages: Sequence[Me
     writer.option("endpoints", f"{served.host}:{served.port}").option("stream", queue).save()
 
 
-# ---- the management API, which shows messages and takes none ----
+# ---- the management API, a reader only ----
 
 
 def http_consume(served: Running, queue: str, count: int) -> list[Message]:
@@ -441,6 +441,6 @@ DOORS = {
     "micromsg2": Door(micromsg2_publish, micromsg2_consume, micromsg2_leave),
 }
 HTTP = "http"  # a reader in the tables of values
-MESSAGEPACK = "messagepack"  # the hub's other encoding: a column of the tables of values, and otherwise the same door
+MESSAGEPACK = "messagepack"  # the hub's other encoding: a column of its own in the tables of values
 SPARK = "spark"  # writes what a streams client does, where a row can say it
 TAKERS = [name for name, door in DOORS.items() if door.leave is not None]

@@ -28,7 +28,7 @@ from door_values import OFFSET, Row, got, sent_in_messagepack
 from running import Running
 
 CONSUMERS = [*(pytest.param(door, id=door) for door in DOORS), pytest.param(SPARK, id=SPARK, marks=pytest.mark.spark)]
-#: Of the tables of values, in which each encoding of the hub is a column.
+#: Publishers in the tables of values, where each encoding of the hub is a column.
 WAYS = DOORS | {MESSAGEPACK: Door(messagepack_publish, messagepack_consume)}
 READERS = [*CONSUMERS, pytest.param(MESSAGEPACK, id=MESSAGEPACK), pytest.param(HTTP, id=HTTP)]
 PAIRS = [
@@ -97,7 +97,7 @@ def need(door: str) -> None:
 
 
 def typed(value: Any) -> Any:
-    """So that 1, 1.0 and True are three values, and 0.0 and -0.0 are two."""
+    """Return a form in which 1, 1.0 and True differ, and 0.0 and -0.0 too."""
     if isinstance(value, dict):
         return {name: typed(each) for name, each in value.items()}
     if isinstance(value, list):

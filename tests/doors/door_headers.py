@@ -54,7 +54,9 @@ HEADERS = {
         sent=same(*TYPED, value=""),
         got={"native": ABSENT, "streams": "", "signalr": "", "micromsg2": "", "spark": ""},
     ),
-    "empty text of a native client, which is none": header(sent={"native": ""}, got=same(*EVERYBODY, value=ABSENT)),
+    "empty text of a native client, which removes the header": header(
+        sent={"native": ""}, got=same(*EVERYBODY, value=ABSENT)
+    ),
     "integer": header(
         sent=same(*TYPED, value=42),
         got={"native": "42", "streams": 42, "signalr": 42, "micromsg2": 42, "spark": "42"},
@@ -202,7 +204,7 @@ HEADERS = {
         sent={"micromsg2": Untyped("shop")},
         got={"native": "shop", "streams": "shop", "signalr": "shop", "micromsg2": Untyped("shop"), "spark": "shop"},
     ),
-    "timestamp with microseconds, which are for peers of the same door": header(
+    "timestamp with microseconds, kept only within a protocol": header(
         sent={"micromsg2": PRECISE},
         got={
             "native": "1413201600250",

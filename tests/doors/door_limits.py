@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bodies at the limits of each type of JSON and MessagePack, as door_values.py has ordinary ones.
 
-What JSON carries exactly is stored as JSON, whichever encoding it came in.  What only MessagePack has is stored as the
-bytes that came: a MessagePack client of the hub gets these, and a JSON client and the native door the JSON that stands
-here.
+A value that JSON carries exactly is stored as JSON, also if a client sent it in MessagePack.  Any other value is stored
+as the sender's MessagePack.  A MessagePack client of the hub gets these bytes.  A JSON client and a native client get
+the JSON in these tables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 def in_json(value: Any, *senders: str, text: str | None = None, messagepack: Any = None) -> Row:
-    """A value that JSON carries; `text`: as it is written; `messagepack`: what its clients get where that differs."""
+    """A value that JSON carries. `text`: its spelling; `messagepack`: another message for MessagePack clients."""
     stored = msgspec.json.encode(value) if text is None else text.encode()
     words: dict[str, Any] = {
         "native": Message(value),
@@ -34,7 +34,7 @@ def in_json(value: Any, *senders: str, text: str | None = None, messagepack: Any
 
 
 def only_messagepack(raw: bytes, value: Any) -> Row:
-    """`value`: what JSON has in its place."""
+    """A value that JSON cannot carry. `value`: its conversion to JSON."""
     raw = bytes(raw)
     stored = Message(raw, content_type=MSGPACK)
     return Row(
@@ -51,7 +51,7 @@ def only_messagepack(raw: bytes, value: Any) -> Row:
 
 
 def only_bytes(raw: bytes) -> Row:
-    """Bytes that claim to be a value and are none."""
+    """Bytes with the content type of MessagePack that are not one value of it."""
     stored = Message(raw, content_type=MSGPACK)
     return Row(
         sent={"streams": stored, "micromsg2": stored, "signalr": stored},
@@ -87,7 +87,7 @@ def text_of(value: str) -> Row:
     )
 
 
-WRITERS = ("native", "streams", "micromsg2", "messagepack")  # the hub's JSON client spells numbers its own way
+WRITERS = ("native", "streams", "micromsg2", "messagepack")  # the hub's JSON client writes numbers in its own form
 EVERY = (*WRITERS, "signalr")
 HUGE = "\N{BEAR FACE}" * 25_000
 DAY = "65539780"  # seconds of 2023-11-14T15:51:28Z
@@ -101,14 +101,14 @@ LIMITS = {
     "2^63 - 1": in_json(2**63 - 1, *EVERY),
     "-2^63": in_json(-(2**63), *EVERY),
     "2^64 - 1": in_json(2**64 - 1, *EVERY),
-    "2^64, which MessagePack has not": in_json(
+    "2^64, too large for MessagePack": in_json(
         2**64, "streams", "micromsg2", messagepack=Message(packed(str(2**64)), content_type=JSON)
     ),
     "the largest double": in_json(1.7976931348623157e308, *WRITERS),
     "the smallest double": in_json(5e-324, *WRITERS),
     "-0.0": in_json(-0.0, *EVERY),
-    "1.0, which is no whole number": in_json([1.0], *EVERY),
-    "1e400, which no double is": Row(
+    "1.0, a double": in_json([1.0], *EVERY),
+    "1e400, too large for a double": Row(
         sent={"streams": Message(b"1e400", content_type=JSON), "micromsg2": Message(b"1e400", content_type=JSON)},
         got={
             "native": Message(Unread(b"1e400")),
@@ -119,13 +119,13 @@ LIMITS = {
             "messagepack": Message(packed("1e400"), content_type=JSON),
         },
     ),
-    "a number of more digits than a double has": in_json(
+    "a number with more digits than a double": in_json(
         0.1, "streams", "micromsg2", text="0.1000000000000000055511151231257827"
     ),
-    "a key that comes twice, of which the last counts": in_json({"a": 2}, "streams", "micromsg2", text='{"a":1,"a":2}'),
-    "-0, a whole number": in_json(0, "streams", "micromsg2", text="-0"),
+    "a repeated key: the last counts": in_json({"a": 2}, "streams", "micromsg2", text='{"a":1,"a":2}'),
+    "-0, an integer": in_json(0, "streams", "micromsg2", text="-0"),
     "60 levels": in_json(nested(60), *EVERY),
-    "61 levels, which hub clients get as a text": Row(
+    "61 levels, a text for hub clients": Row(
         sent={"streams": Message(b"[" * 61 + b"]" * 61, content_type=JSON)},
         got={
             "native": Message(nested(61)),
@@ -158,7 +158,7 @@ LIMITS = {
             "messagepack": Message(Packed(b"\xc4\x02\0\xff"), content_type="application/octet-stream"),
         },
     ),
-    "a float of 32 bits, which comes back in 64": Row(
+    "a float of 32 bits, returned as 64": Row(
         sent={"messagepack": Message(Packed(b"\xca\x3d\xcc\xcc\xcd"))},
         got={
             "native": Message(0.10000000149011612),
@@ -168,13 +168,13 @@ LIMITS = {
             "spark": Message(b"0.10000000149011612"),
         },
     ),
-    "a whole number in more bytes than it needs": Row(
+    "an integer in more bytes than necessary": Row(
         sent={"messagepack": Message(Packed(b"\xd3\0\0\0\0\0\0\0\x07"))}, got=in_json(7).got
     ),
-    "a key that comes twice in MessagePack": Row(
+    "a repeated key in MessagePack": Row(
         sent={"messagepack": Message(Packed(b"\x82\xa1a\x01\xa1a\x02"))}, got=in_json({"a": 2}).got
     ),
-    # ---- what only MessagePack has ----
+    # ---- values that only MessagePack carries ----
     "bin in a map": only_messagepack(packed({"a": b"\0\xff"}), {"a": "AP8="}),
     "empty bin in an array": only_messagepack(packed([b""]), [""]),
     "100 kB of bin in a map": only_messagepack(
@@ -184,9 +184,7 @@ LIMITS = {
     "NaN": only_messagepack(packed(NAN), "NaN"),
     "a NaN of 32 bits": only_messagepack(b"\xca\x7f\xc0\0\0", "NaN"),
     "infinity and minus infinity": only_messagepack(packed([INFINITY, -INFINITY]), ["Infinity", "-Infinity"]),
-    "whole numbers as keys": only_messagepack(
-        packed({1: "a", 2**64 - 1: -(2**63)}), {"1": "a", str(2**64 - 1): -(2**63)}
-    ),
+    "integers as keys": only_messagepack(packed({1: "a", 2**64 - 1: -(2**63)}), {"1": "a", str(2**64 - 1): -(2**63)}),
     "null, true, a double and bin as keys": only_messagepack(
         b"\x84\xc0\x01\xc3\x02\xcb\x3f\xe0\0\0\0\0\0\0\x03\xc4\x01\xff\x04",
         {"null": 1, "true": 2, "0.5": 3, "/w==": 4},
@@ -202,12 +200,12 @@ LIMITS = {
     "the last date of .NET": only_messagepack(
         bytes.fromhex("c70cff3b9ac99c0000003afff4417f"), "9999-12-31T23:59:59.9999999Z"
     ),
-    "a timestamp that ISO 8601 has no form for": only_messagepack(
+    "a timestamp outside of ISO 8601": only_messagepack(
         bytes.fromhex("c70cff000000007fffffffffffffff"), [-1, "AAAAAH//////////"]
     ),
     "another ext": only_messagepack(b"\xd4\x05x", [5, "eA=="]),
     "an empty ext": only_messagepack(b"\xc7\0\x80", [-128, ""]),
     "60 levels around bin": only_messagepack(b"\x91" * 60 + b"\xc4\0", nested(60, "")),
-    "bytes that are no MessagePack, though they say so": only_bytes(b"\x81\xff"),
-    "two values of MessagePack, which are none": only_bytes(b"\xc0\xff"),
+    "bytes with the content type of MessagePack, invalid": only_bytes(b"\x81\xff"),
+    "bytes with the content type of MessagePack, two values": only_bytes(b"\xc0\xff"),
 }

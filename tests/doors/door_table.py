@@ -2,7 +2,7 @@
 """The tables of values as a document: `python tests/doors/door_table.py` writes docs/conversions.md.
 
 test_doors.py sends every row through every pair of ways, and compares the document with the tables.  So a conversion
-that changes fails a test, and one that is meant to change shows in the document.
+that changes by mistake fails a test, and an intended change shows in the document.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ TABLES: Mapping[str, Mapping[str, Row]] = {
 HEAD = """\
 # Conversions
 
-What goes in by each protocol, and what comes out by each. `python tests/doors/door_table.py` writes this document from
-the tables that `tests/doors` checks: the tests send each row through each pair of protocols, and fail where a value
-differs from this document.
+A message of each kind as each protocol sends it, and as each protocol delivers it. `python tests/doors/door_table.py`
+generates this document from the tables that `tests/doors` checks. The tests send each row through each pair of
+protocols, and fail if a value differs from this document.
 
-- A cell has the part that the row is about: the body with its content type in parentheses, the id, key or headers.
-- **same**: a reader gets what a publisher of its own protocol says. Other cells show a conversion's result.
-- **in by** names the protocols that can say the value. What comes out does not depend on which of these it came by.
-- Values are written as Python has them. `0x` are bytes. A MessagePack body is shown as its bytes.
-- Spark reads bodies as bytes (`value`), and ids, content types, keys and headers as texts. A Spark query writes what a
-  streams client writes where a row of columns can say it.
+- A cell has the part of the message that its table is about: the body with its content type in parentheses, the id,
+  the key or the headers.
+- **same**: a reader gets the value that a publisher of its own protocol sends. Other cells show a conversion's result.
+- **sent by** lists the protocols that can carry the value. The result does not depend on the publisher's protocol.
+- Values are in Python's notation; `0x` marks bytes. A MessagePack body is shown as its bytes.
+- Spark reads bodies as bytes (`value`), and ids, content types, keys and headers as texts. A Spark query writes the
+  same messages as a streams client where its columns can carry them.
 - The management API shows messages as `GET /api/stream/VHOST/NAME/messages` does: at most 16 KiB of a body, as
   text or base64, and no content type and key.
 
-The rules behind the table stand in [ARCHITECTURE.md](../ARCHITECTURE.md#what-maps-to-what).
+The rules of conversion are in [ARCHITECTURE.md](../ARCHITECTURE.md#what-maps-to-what).
 """
 
 
@@ -64,9 +65,9 @@ def shown(value: Any) -> str:
     if value is NOTHING:
         return "nothing"
     if isinstance(value, Stored):
-        return f"stored as it is: `0x{value.hex()}`"
+        return f"stored unchanged: `0x{value.hex()}`"
     if isinstance(value, Unread):
-        return f"`{value.decode()}`, of which the Python client has only `raw`"
+        return f"`{value.decode()}`, in the Python client only as `raw`"
     if isinstance(value, dict) and set(value) == {"TYPE", "VALUE"}:
         return f"{value['TYPE']} {shown(value['VALUE'])}"
     text = f"0x{value.hex()}" if isinstance(value, Packed) or is_binary(value) else repr(value)
@@ -87,7 +88,7 @@ def code(text: str) -> str:
 
 
 def part(message: Message, plain: Message) -> str:
-    """What a row is about: that which is not as in a plain message."""
+    """Return the part in which the message differs from a plain one."""
     if message.body != plain.body or type(message.body) is not type(plain.body):
         words = shown(message.body)
         words += f" ({message.content_type})" if message.content_type is not None else ""
@@ -116,7 +117,12 @@ def row_of(name: str, row: Row) -> str:
 def document() -> str:
     lines = [HEAD]
     for title, rows in TABLES.items():
-        lines += [f"## {title}", "", f"| | in by | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|"]
+        lines += [
+            f"## {title}",
+            "",
+            f"| | sent by | {' | '.join(COLUMNS.values())} |",
+            "|---" * (len(COLUMNS) + 2) + "|",
+        ]
         lines += [row_of(name, row) for name, row in rows.items()]
         lines.append("")
     return "\n".join(lines)

@@ -27,11 +27,11 @@ class Row(NamedTuple):
 
 
 def got(row: Row, consumer: str) -> Message:
-    """What the row says, or where it says nothing what follows from another column.
+    """Return the message that a consumer gets, by the row or else by another of its columns.
 
     A MessagePack client of the hub gets what a JSON client gets, in MessagePack. Spark has the content type and the key
-    that are stored, as a streams client gets them. The management API shows the bytes that MicroMsg2 gives, as a text
-    where they are one, and ids and headers as Spark has them.
+    that are stored, as a streams client gets them. The management API shows the bytes of MicroMsg2, as a text
+    where they are UTF-8, and ids and headers as Spark has them.
     """
     if consumer == SPARK:
         stored = row.got["streams"]
@@ -56,7 +56,7 @@ def shown(body: bytes) -> str | bytes:
 
 
 def sent_in_messagepack(row: Row) -> Message | None:
-    """What a JSON client of the hub says, where a MessagePack client's body would be stored as the same."""
+    """Return the JSON client's message in MessagePack, or None if its body would be stored otherwise."""
     message = row.sent.get("signalr")
     if MESSAGEPACK in row.sent or message is None:
         return row.sent.get(MESSAGEPACK)
@@ -217,7 +217,7 @@ BODIES = {
             "spark": Message(b'"AP+AOzoK"', headers=BASE64),
         },
     ),
-    "json of which nothing is said": Row(
+    "json without a content type": Row(
         sent={"streams": Message(VALUE_JSON), "micromsg2": Message(VALUE_JSON)},
         got={
             "native": Message(VALUE),
@@ -227,7 +227,7 @@ BODIES = {
             "spark": Message(VALUE_JSON),
         },
     ),
-    "text of which nothing is said": Row(
+    "text without a content type": Row(
         sent={"streams": Message(WORDS_UTF8), "micromsg2": Message(WORDS_UTF8)},
         got={
             "native": Message(WORDS),
@@ -237,7 +237,7 @@ BODIES = {
             "spark": Message(WORDS_UTF8),
         },
     ),
-    "bytes of which nothing is said": Row(
+    "bytes without a content type": Row(
         sent={"streams": Message(OCTETS), "micromsg2": Message(OCTETS)},
         got={
             "native": Message(OCTETS, headers=BASE64),
@@ -247,7 +247,7 @@ BODIES = {
             "spark": Message(OCTETS),
         },
     ),
-    "no AMQP at all": Row(
+    "bytes that are no AMQP message": Row(
         sent={"streams": Message(Stored(OCTETS))},
         got={
             "native": Message(OCTETS, OFFSET, headers=BASE64),
@@ -262,7 +262,7 @@ BODIES = {
 # ---- bodies that only streams clients write ----
 
 VALUES = {
-    "a text that is no data": Row(
+    "an AMQP value section with a text": Row(
         sent={"streams": Message(WORDS)},
         got={
             "native": Message(WORDS),
@@ -272,7 +272,7 @@ VALUES = {
             "spark": Message(WORDS_UTF8),
         },
     ),
-    "bytes that are no data": Row(
+    "an AMQP value section with bytes": Row(
         sent={"streams": Message(Stored(b"\0\x53\x77\xa0\x06" + OCTETS))},
         got={
             "native": Message(OCTETS, OFFSET, headers=BASE64),
@@ -307,7 +307,7 @@ EMPTY = {
             "spark": Message(b""),
         },
     ),
-    "no bytes of which nothing is said": Row(
+    "no bytes, without a content type": Row(
         sent={"micromsg2": Message(b"")},
         got={
             "native": Message(None),
@@ -385,7 +385,7 @@ IDS = {
     "a number": row(
         "id", sent={"streams": 7}, got={"native": "7", "streams": 7, "signalr": "7", "micromsg2": "7", "spark": "7"}
     ),
-    "a number of a door that has texts": row(
+    "a number in MicroMsg2, where ids are texts": row(
         "id",
         sent={"micromsg2": 7},
         got={"native": "7", "streams": "7", "signalr": "7", "micromsg2": 7, "spark": "7"},
