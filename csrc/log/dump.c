@@ -329,7 +329,8 @@ static err dump_stub(struct dump *d, const uint8_t *head, size_t got)
     if (e && e != ERR_VERSION) say_damaged(d, "stub, DAMAGED");
     else if (!e)
         say(d, "stub: segment %" PRIu64 " up to offset %" PRIu64 ", %" PRIu64 " bytes, %" PRId64 " to %" PRId64 " ms, seed 0x%08" PRIx32
-            ", epoch %" PRIu32 ": whole in the object store", s.first, s.next, s.bytes, s.oldest_ms, s.newest_ms, s.seed, s.epoch);
+            ", epoch %" PRIu32 ", broker's epoch %" PRIu32 ": whole in the object store", s.first, s.next, s.bytes, s.oldest_ms,
+            s.newest_ms, s.seed, s.epoch, s.broker_epoch);
     return e == ERR_VERSION ? e : OK;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "../log/upkeep.h"
 
+#include "../log/cold.h"
 #include "../log/handle.h"
 #include "log_help.h"
 
@@ -62,6 +63,10 @@ TEST(each_kind_of_file_is_printed)
     EXPECT(strstr(text, "publisher \"plain\" up to id 7") != NULL);
     EXPECT_OK(dump(path, "00000000000000000024.tracking", &all, &f));
     EXPECT(strstr(text, "as segment 24 began") != NULL);
+    EXPECT_OK(stub_write(path, &(struct stub){.first = 0, .next = 24, .bytes = 5000, .seed = 3, .epoch = 2, .broker_epoch = 7}, &f));
+    EXPECT_OK(dump(path, "00000000000000000000.remote", &all, &f));
+    EXPECT(strstr(text, "segment 0 up to offset 24, 5000 bytes") != NULL);
+    EXPECT(strstr(text, "epoch 2, broker's epoch 7:") != NULL);
 }
 
 TEST(a_limit_and_a_reader_who_has_had_enough_end_it)

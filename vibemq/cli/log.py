@@ -64,7 +64,7 @@ def _segments(directory: str) -> tuple[int, int]:
     help="Stop after N chunks, records or ledger entries.",
 )
 def log_dump(file: str, entries: bool, limit: int) -> None:
-    """Print a segment, index, tracking, control or ledger file; `vibemq log list` says where they lie."""
+    """Print a segment, index, tracking, control, stub or ledger file; `vibemq log list` says where they lie."""
     from vibemq.storage import log
 
     log.dump(file, entries, limit, click.echo)
