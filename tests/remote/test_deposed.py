@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 from peers.faulty import FaultyStore
-from running import Running, broker, wait_until
+from peers.s3 import Store
+from running import Running, broker, wait_until, written
 from test_failures import Lost, bodies, connected, flags, kill
 
 pytest.importorskip("obstore", reason="needs the extra remote")
@@ -28,6 +29,7 @@ from vibemq import config
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import Superseded, VibeMQError
 from vibemq.remote import opening
+from vibemq.remote.objects import Kind, opened, read_place, sealed
 from vibemq.storage import identity
 from vibemq.storage.metadata import Metadata
 
@@ -180,7 +182,18 @@ def test_a_broker_that_slept_through_many_starts_and_snapshots_acknowledges_no_c
         assert old.process.wait(END_S_MAX) == Superseded.exit_code
 
 
-def test_segments_that_a_deposed_broker_sends_late_are_not_taken_for_the_newer_ones(tmp_path, faulty: FaultyStore):
+def put_behind(store: Store, late: str, newest: str) -> str:
+    """Create a segment object of the older broker that begins where the newer one's last segment ends; its key."""
+    (place, _), (last, _) = read_place(late), read_place(newest)
+    made = place._replace(first=last.next, next=last.next + 100).key()
+    store.overwrite(made, sealed(made, Kind.SEGMENT, opened(late, Kind.SEGMENT, store.read(late))))
+    return made
+
+
+def test_segments_that_a_deposed_broker_sends_late_are_not_taken_for_the_newer_ones(
+    tmp_path, faulty: FaultyStore, capfd
+):
+    """One has offsets of the newer broker's, one lies behind all of those."""
     more = {"store__segment_size_bytes": 65_536, "remote__segment_age_s": 10}
     direct = faulty.store
     hung = faulty.hang("PUT", r"streams/.*\.segment")
@@ -201,7 +214,8 @@ def test_segments_that_a_deposed_broker_sends_late_are_not_taken_for_the_newer_o
             mine = {key for key in direct.keys("streams/") if key.endswith(".segment")}
             hung.remove()
             assert old.process.wait(END_S_MAX) == Superseded.exit_code
-            assert {key for key in direct.keys("streams/") if key.endswith(".segment")} - mine, "it came late"
+            [late] = {key for key in direct.keys("streams/") if key.endswith(".segment")} - mine
+            behind = put_behind(direct, late, max(mine))
             kill(new)
             shutil.rmtree(tmp_path / "new")
             raise Lost
@@ -209,6 +223,9 @@ def test_segments_that_a_deposed_broker_sends_late_are_not_taken_for_the_newer_o
         with third as running, connected(running) as connection:
             there = numbers(connection, "events")
             assert there == list(range(10_000, 10_000 + len(there))) and len(there) > 100
+            said = written(capfd)
+            for key in (late, behind):
+                assert f"stream 'events': {key} was sent by a broker that had lost its place" in said
 
 
 def test_a_deposed_broker_with_traffic_of_durability_os_alone_ends_by_itself(tmp_path):

@@ -160,6 +160,15 @@ class World:
             Path(record.directory).mkdir(parents=True, exist_ok=True)
         return made
 
+    async def restart_archiver(self, of: Broker) -> Broker:
+        """The same data directory goes on under a new epoch, as after the archiver was killed: no fence is made."""
+        bucket = Sleeper(Remote(url=self.url))
+        epochs = Epochs(bucket, "vibemq", str(of.folder))
+        tenure = Tenure(epochs, await epochs.take())
+        tier = Tier(Remote(url=self.url), tenure, of.metadata, lambda *_: None)
+        service = Service(str(of.folder), bucket, tier, tenure, dict)
+        return Broker(of.folder, bucket, of.metadata, tenure, tier, service)
+
     def has(self, place: Place) -> bool:
         return (self.folder / "bucket" / place.key()).exists()
 
@@ -199,6 +208,7 @@ ACTIONS: dict[str, Callable[[Broker, Place], Awaitable[bool]]] = {
     "change": lambda old, _: old.add_vhost("late"),
     "delete": lambda old, _: old.delete_stream(),
     "upload": lambda old, _: old.upload(100, 500),
+    "upload behind": lambda old, _: old.upload(500, 600),
     "retention": lambda old, place: old.retention(place),
 }
 
@@ -273,7 +283,7 @@ async def _run(world: World, action: str, sleeps_before: int, takeovers: int, ch
     if mine is None:
         return True
     assert all(world.has(place) for place in served), "no object goes under the newest broker's readers"
-    assert set(served) <= set(reader.places()), "the newest broker's segments are taken"
+    assert set(newest.places()) == set(reader.places()), "there is one history of the log"
     if action == "upload" and is_done:
         assert old.places()[-1] in reader.places(), "a file that may go here is known to those who come"
     return True
@@ -283,7 +293,7 @@ def check(folder: Path, action: str) -> None:
     """Every step, with one newer broker and with several, which change little or much."""
     for takeovers, changes in ((1, 0), (1, SNAPSHOT_EACH + 1), (3, SNAPSHOT_EACH + 1)):
         for sleeps_before in range(1, REQUESTS_MAX):
-            name = f"{action}-{takeovers}-{changes}-{sleeps_before}"
+            name = f"{action.replace(' ', '-')}-{takeovers}-{changes}-{sleeps_before}"
             try:
                 if not asyncio.run(run(folder / name, action, sleeps_before, takeovers, changes)):
                     break
@@ -330,6 +340,98 @@ def test_objects_of_a_newer_broker_win_over_a_segment_that_an_older_one_sent_lat
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("action", ["change", "delete"])
+def test_an_archiver_that_is_started_again_needs_no_fence(tmp_path, action):
+    """One process at a time changes `meta.db`, and the next change takes the number of the one that nobody answered."""
+
+    async def run(folder: Path, sleeps_before: int) -> bool:
+        folder.mkdir()
+        world = World(folder)
+        old = await world.start()
+        await old.change("stream", [["insert", "streams", RECORD]])
+        Path(old.streams[STREAM].directory).mkdir(parents=True)
+        made, asleep, awake = 0, asyncio.Event(), asyncio.Event()
+
+        async def gate() -> None:
+            nonlocal made
+            made += 1
+            if made == sleeps_before:
+                asleep.set()
+                await awake.wait()
+
+        old.bucket.gate = gate
+        task = asyncio.create_task(ACTIONS[action](old, Place(RECORD["incarnation"], 0, 1, 1, 1, 1, 1)))
+        waits = asyncio.create_task(asleep.wait())
+        await asyncio.wait({task, waits}, return_when=asyncio.FIRST_COMPLETED)
+        waits.cancel()
+        if not asleep.is_set():
+            world.close()
+            return False
+        again = await world.restart_archiver(old)
+        assert await again.add_vhost("since")
+        awake.set()
+        is_done = await task
+        await old.background()
+        assert await again.add_vhost("last")
+        reader = await world.start()
+        assert {"since", "last"} <= again.vhosts == reader.vhosts, "there is one history of the metadata"
+        assert again.streams.keys() == reader.streams.keys()
+        assert not is_done or ("late" in reader.vhosts if action == "change" else STREAM not in reader.streams)
+        world.close()
+        return True
+
+    for sleeps_before in range(1, REQUESTS_MAX):
+        if not asyncio.run(run(tmp_path / str(sleeps_before), sleeps_before)):
+            break
+    assert 2 < sleeps_before < REQUESTS_MAX - 1
+
+
+def test_a_segment_that_a_later_epoch_sends_again_makes_none_behind_it_late(tmp_path):
+    """Its object was deleted by hand, and its file is still here."""
+
+    async def run() -> None:
+        world = World(tmp_path)
+        old = await world.start()
+        await old.change("stream", [["insert", "streams", RECORD]])
+        Path(old.streams[STREAM].directory).mkdir(parents=True)
+        for first in range(0, 400, 100):
+            assert await old.upload(first, first + 100)
+        lost = old.places()[1]
+        await old.bucket.delete([lost.key(suffix) for suffix in ("segment", "index", "tracking")])
+        cold.remove_stub(old.streams[STREAM].directory, lost.first)
+        again = await world.restart_archiver(old)
+        assert await again.upload(lost.first, lost.next) and await again.upload(400, 500)
+        assert again.tier._places[RECORD["incarnation"]] == again.places(), "they rise"
+        reader = await world.start()
+        assert [place.first for place in reader.places()] == [0, 100, 200, 300, 400]
+        world.close()
+
+    asyncio.run(run())
+
+
+def test_retention_takes_late_segments_with_those_that_prove_them_late(tmp_path, monkeypatch):
+    """Else one could begin the log after a restore, once nothing of the newer broker lies before its end."""
+
+    async def run() -> None:
+        world = World(tmp_path)
+        old = await world.start()
+        await old.change("stream", [["insert", "streams", RECORD]])
+        Path(old.streams[STREAM].directory).mkdir(parents=True)
+        newer = await world.start()
+        for first in (0, 100, 200):
+            assert await newer.upload(first, first + 100)
+        assert not await old.upload(0, 200)
+        monkeypatch.setattr(tier_module, "_first_offset", lambda directory: 200)
+        for first in (0, 100):
+            cold.remove_stub(newer.streams[STREAM].directory, first)
+        await newer.tier._sweep(RECORD["incarnation"])
+        reader = await world.start()
+        assert newer.places() == reader.places() and [place.first for place in reader.places()] == [200]
+        world.close()
+
+    asyncio.run(run())
+
+
 def longer_wins(places: Any) -> list[Place]:
     """The rule before: of one first offset the longest segment, and no matter whose it is."""
     kept: list[Place] = []
@@ -339,6 +441,15 @@ def longer_wins(places: Any) -> list[Place]:
         elif not kept or place.first >= kept[-1].next:
             kept.append(place)
     return kept
+
+
+def only_overlaps(places: Any) -> list[Place]:
+    """The rule before: a segment that overlaps none counts, wherever it lies."""
+    kept: list[Place] = []
+    for place in sorted(places, key=lambda one: (-one.broker_epoch, one.first)):
+        if all(place.next <= one.first or one.next <= place.first for one in kept):
+            kept.append(place)
+    return sorted(kept)
 
 
 async def nothing(*_: Any) -> None:
@@ -358,6 +469,7 @@ async def only_caught_up(bucket: Bucket, metadata: Metadata, epoch: int) -> None
         ("retention", Tenure, "check", nothing),
         ("retention", epochs_module.Epochs, "_finish_retiring", nothing),
         ("upload", restoring, "history", longer_wins),
+        ("upload behind", restoring, "history", only_overlaps),
         ("change", opening, "_fence", only_caught_up),
         ("delete", opening, "_fence", only_caught_up),
     ],

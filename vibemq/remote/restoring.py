@@ -21,7 +21,7 @@ from vibemq.errors import RemoteError, StorageError
 from vibemq.remote.bucket import Bucket, Missing
 from vibemq.remote.epochs import Epochs, WriteAheadObject
 from vibemq.remote.objects import Chunks, Damaged, Kind, LedgerState, Offsets, Place, Seal, Sections, SegmentBegins
-from vibemq.remote.stubs import damaged, history, mend, places_of_all, segment_bytes, stub_of
+from vibemq.remote.stubs import damaged, history, late, mend, places_of_all, segment_bytes, stub_of
 from vibemq.storage import ledger
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, confirm_stored
 from vibemq.storage.metadata import Metadata
@@ -190,6 +190,8 @@ class Restored:
     async def take_places(self, bucket: Bucket, places: dict[Place, int], tables: asyncio.Semaphore) -> None:
         """Write stubs for the segments of the store, and the table of publishing ids behind the last one."""
         self.places = history(place for place in places if place not in self.superseded)
+        for place in late(places, self.places):
+            self._name_late(place)
         if self.is_missing and (self.places or self.record.durability == "remote"):
             os.makedirs(self.directory, mode=0o750, exist_ok=True)
         if not self.places:
@@ -236,19 +238,21 @@ class Restored:
 
         So a segment of an earlier epoch that goes on behind it came late: it may hold what was never confirmed.
         """
-        late = [one for one in self.places if 0 < one.broker_epoch < epoch and one.next > first]
-        for place in late:
-            log.warning(
-                "stream %r: %s was sent by a broker that had lost its place, and is not used",
-                self.record.name, place.key(),
-            )  # fmt: skip
-            self.superseded.add(place)
+        too_late = [one for one in self.places if 0 < one.broker_epoch < epoch and one.next > first]
+        for place in too_late:
+            self._name_late(place)
             self.places.remove(place)
             cold.remove_stub(self.directory, place.first)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.directory, f"{place.next:020}.tracking"))
-        if late:
+        if too_late:
             self._in_store = min(self._in_store, first)
+
+    def _name_late(self, place: Place) -> None:
+        if place not in self.superseded:
+            self.superseded.add(place)
+            said = "stream %r: %s was sent by a broker that had lost its place, and is not used"
+            log.warning(said, self.record.name, place.key())
 
     # An object may lie behind one that was never created: then what is in it was not confirmed, and a later epoch's
     # messages got the same offsets. What a later epoch says holds.

@@ -21,7 +21,7 @@ from vibemq.remote.objects import (
     write_ahead_key,
     write_ahead_prefix,
 )
-from vibemq.remote.stubs import history
+from vibemq.remote.stubs import history, late
 from vibemq.storage.records import StreamRecord
 
 Records = Mapping[str, StreamRecord] | None
@@ -156,17 +156,17 @@ def _joints(segments: Iterable[Place], whose: str) -> Iterator[Finding]:
         if after.first != before.next:
             yield Finding(after.key(), f"offsets {before.next} to {after.first - 1} before it are in no segment",
                           f"on a new machine {whose} begins behind the hole", _KEEP)  # fmt: skip
-    chosen = set(kept)
+    chosen, too_late = set(kept), set(late(segments, kept))
     for place in segments:
         if place in chosen:
             continue
-        others = [one for one in kept if one.first < place.next and place.first < one.next]
-        end = max(one.next for one in others)
-        if place.broker_epoch < max(one.broker_epoch for one in others):
-            yield Finding(place.key(), "a segment of a newer broker has some of the same offsets",
+        if place in too_late:
+            yield Finding(place.key(), "a segment of a newer broker begins before it ends",
                           "it is not read: its broker had lost its place when it sent this one",
-                          "none; retention takes the newer one", False)  # fmt: skip
-        elif place.next > end:
+                          "none; retention takes both", False)  # fmt: skip
+            continue
+        end = max(one.next for one in kept if one.first < place.next and place.first < one.next)
+        if place.next > end:
             yield Finding(place.key(), f"it overlaps another segment, which ends before offset {end}",
                           f"it is not read, and what of {whose} is in it alone cannot be",
                           "look which of the two the broker's disk has; keep that one")  # fmt: skip

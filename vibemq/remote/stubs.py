@@ -37,11 +37,39 @@ async def places_of_all(bucket: Bucket) -> dict[str, dict[Place, int]]:
 
 
 def history(places: Iterable[Place]) -> list[Place]:
-    """Rising, and none has an offset of another: of those that do, the one that the newest broker sent counts.
+    """Return the segments of one log, rising; none has an offset of another.
 
-    A broker that lost its place may have sent a segment late, and a longer one: nothing in it was confirmed after the
-    newer broker began.
+    Invariant (`Tier._upload` keeps it): the brokers' epochs rise along a log. So a segment that ends behind the first
+    offset of a newer broker's segment came late, whether it overlaps that one or lies behind it: its broker had lost
+    its place, and clients of the newer one were given other messages at these offsets.
     """
+    of_broker: dict[int, list[Place]] = {}
+    for place in places:
+        of_broker.setdefault(place.broker_epoch, []).append(place)
+    runs: list[list[Place]] = []  # falling
+    for _, sent in sorted(of_broker.items(), reverse=True):
+        newer = runs[-1][0] if runs else None
+        if run := _disjoint(place for place in sent if newer is None or place.next <= newer.first):
+            runs.append(run)
+    return [place for run in reversed(runs) for place in run]
+
+
+def late(places: Iterable[Place], kept: list[Place]) -> list[Place]:
+    """Return the segments that a broker sent after it had lost its place, rising.  ``kept``: `history` of the places.
+
+    One whose archiver was started again, and sent the same segment again, is none of these.
+    """
+    there = {(place.first, place.next, place.seed) for place in kept}
+    return sorted(
+        place
+        for place in set(places) - set(kept)
+        if (place.first, place.next, place.seed) not in there
+        and any(place.broker_epoch < one.broker_epoch and place.next > one.first for one in kept)
+    )
+
+
+def _disjoint(places: Iterable[Place]) -> list[Place]:
+    """Of segments that overlap, the one of the log's newest epoch counts, and of those the longest."""
     kept: list[Place] = []
     some: list[Place] = []  # each overlaps an earlier one of them
     end = 0
@@ -58,7 +86,7 @@ def _newest(places: list[Place]) -> list[Place]:
     if len(places) < 2:
         return places
     kept: list[Place] = []
-    for place in sorted(places, key=lambda one: (-one.broker_epoch, -one.epoch, one.first, -one.next)):
+    for place in sorted(places, key=lambda one: (-one.epoch, one.first, -one.next)):
         if all(place.next <= one.first or one.next <= place.first for one in kept):
             kept.append(place)
     return sorted(kept)

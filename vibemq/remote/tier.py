@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import pairwise
@@ -26,7 +27,7 @@ from vibemq.config import Remote
 from vibemq.errors import RemoteError, StorageError
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote.cache import Cache
-from vibemq.remote.objects import Kind, Place
+from vibemq.remote.objects import Kind, Place, read_place
 from vibemq.remote.repairing import repair
 from vibemq.remote.stubs import mend, place_of, places_of_all
 from vibemq.remote.write_ahead import Tenure
@@ -218,7 +219,9 @@ class Tier:
         directory = record.directory
         epoch = await asyncio.to_thread(_make_durable, directory)
         stub = await asyncio.to_thread(cold.describe, directory, first, after, epoch)
-        stub = stub._replace(broker_epoch=self.tenure.epoch)
+        # A segment that is sent again does not make those behind it late (`history`): epochs rise along a log.
+        behind = [place.broker_epoch for place in self._known(record) if place.first >= after]
+        stub = stub._replace(broker_epoch=min([self.tenure.epoch, *behind]))
         place = place_of(record.incarnation, stub)
         files = {
             "tracking": _path(directory, after, "tracking"),
@@ -230,7 +233,7 @@ class Tier:
         await self.tenure.check()  # a newer broker does not know of it, and the file here is all there is
         await asyncio.to_thread(cold.write_stub, directory, stub)
         if (places := self._places.get(record.incarnation)) is not None:  # else it was deleted meanwhile
-            places.append(place)
+            insort(places, place)
         self.segments += 1
         self.segment_bytes += stub.size_bytes
         self._uploaded(record.incarnation, after)
@@ -328,7 +331,11 @@ class Tier:
         first = await asyncio.to_thread(_first_offset, self._directory(incarnation))
         gone = [place for place in places if place.next <= first]
         if gone:
-            await self._delete(gone)
+            # Also segments that a broker sent late: next to a log that begins behind them nothing tells them for it.
+            there = [read_place(one.key) for one in await self.bucket.listed(f"streams/{incarnation}/")]
+            listed = {named[0] for named in there if named is not None and named[1] == "segment"}
+            strange = [] if _has_quarantine(self._directory(incarnation)) else sorted(listed - set(places))
+            await self._delete([*gone, *(place for place in strange if place.next <= first)])
             del places[: len(gone)]
             self.segments -= len(gone)
 
@@ -361,8 +368,8 @@ class Tier:
             else:
                 log.error("object %s is missing in the bucket: those messages cannot be read", place.key())
         first = await asyncio.to_thread(_first_offset, directory)
-        if any(name.endswith(".quarantine") for name in os.listdir(directory)):
-            return  # what was taken out of the log may be all that is left of something
+        if _has_quarantine(directory):
+            return
         if gone := [place for place in listed - stubs.keys() if place.next <= first]:
             await self._delete(gone)
 
@@ -390,6 +397,11 @@ def why_not(problem: Exception) -> str:
 
 def _path(directory: str, first: int, suffix: str) -> str:
     return os.path.join(directory, f"{first:020}.{suffix}")
+
+
+def _has_quarantine(directory: str) -> bool:
+    """What was taken out of the log may be all that is left of something: no unknown object goes then."""
+    return any(name.endswith(".quarantine") for name in os.listdir(directory))
 
 
 def _segments_first(found: Any) -> tuple[bool, str]:
