@@ -86,16 +86,16 @@ err file_header_check(const char *path, const uint8_t *data, uint64_t size, uint
                       uint32_t version, struct fault *f);
 
 /* Files that are made to be mapped begin with two words in the machine's own order: magic and version.  A check of both
- * lies at `check_at`, where every version keeps it.  It is 0 in files of brokers that wrote none, which knew version 1. */
+ * lies at `check_at`, where every version keeps it.  It is 0 in files of older brokers, which had version 1 only. */
 struct file_page_kind { uint32_t magic, version, check_at; };
-#define FILE_PAGE_HEAD_BYTES 128u /* holds magic, version and check of every kind */
+#define FILE_PAGE_HEAD_BYTES 128u /* magic, version and check of every kind lie within */
 
 /* The check of the two words.  It is never 0. */
 uint32_t file_page_check(uint32_t magic, uint32_t version);
-/* ERR_VERSION: `head` has that magic, a newer version, and the check says that this version was written.  The size of the
- * file does not matter: a newer version may have a larger one.  OK says nothing of damage, nor of older versions. */
+/* ERR_VERSION: `head` has that magic, a newer version, and a right check.  The size of the file does not matter: a newer
+ * version may have a larger one.  OK also for damaged files and older versions. */
 err file_page_version(const char *path, const void *head, size_t size, const struct file_page_kind *kind, struct fault *f);
-/* Open and map such a file, no link.  ERR_VERSION; `unfit` when its magic, version or size is damaged; `*inode` may be
+/* Open and map such a file, but no symbolic link.  ERR_VERSION; `unfit` when its magic, version or size is damaged; `*inode` may be
  * NULL. */
 err file_page_map(const char *path, const struct file_page_kind *kind, size_t bytes, bool write, err unfit,
                   void **memory, uint64_t *inode, struct fault *f);

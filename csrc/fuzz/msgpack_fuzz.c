@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Any bytes are one MessagePack value or none; a value's JSON is JSON, within the size that was promised.
+ * Any bytes are one MessagePack value or invalid.  A value's JSON is valid and within MSGPACK_JSON_SIZE_MAX.
  */
 #include "../message/msgpack.h"
 

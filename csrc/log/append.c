@@ -74,7 +74,7 @@ static bool roll_wanted(const struct control *control, const struct commit *c)
 
 /* ---- deduplication ---- */
 
-/* `*unknown`: how many references have no slot in the table. */
+/* `*unknown`: the number of references without a slot in the table. */
 static err references_look_up(struct log *l, struct batch *b, uint32_t *unknown, struct fault *f)
 {
     *unknown = 0;
@@ -108,7 +108,7 @@ static err deduplicate(struct log *l, struct batch *b, struct fault *f)
     err e = references_look_up(l, b, &unknown, f);
     if (!e) e = tracking_reserve(l->tracking, unknown, f);
     if (e || !holds_duplicates(b)) return e;
-    e = references_look_up(l, b, &unknown, f); /* the question has moved them on */
+    e = references_look_up(l, b, &unknown, f); /* the first pass has advanced it */
     return e ? e : batch_drop_duplicates(b, f);
 }
 
@@ -122,7 +122,7 @@ static void remember(struct log *l, const struct batch *b, uint64_t first_offset
         const struct batch_reference *r = &b->references[run->reference];
         /* After deduplication every run ascends. */
         err e = tracking_raise(l->tracking, r->text, r->bytes, b->ids[run->first_id + run->entries - 1], chunk_id);
-        CHECK(e == OK); /* there is room, see deduplicate */
+        CHECK(e == OK); /* deduplicate has reserved room */
     }
 }
 

@@ -117,14 +117,14 @@ static bool meets(const struct recovery *rc, uint64_t end, uint64_t first)
            (end < first && segment_header_load(rc->directory, first, &h, NULL) == OK && h.suspect_position > 0);
 }
 
-/* With durability `os`: were the chunks here confirmed, though those between them and the stored part are lost? */
+/* With durability `os`: true if the local chunks were confirmed, although chunks between them and the stored part are lost. */
 static bool is_kept_apart(const struct recovery *rc)
 {
     return rc->keeps_behind && rc->stored_to && rc->list.count > 0 && rc->list.first[0] > rc->stored_to;
 }
 
-/* What is here does not go on where the stored part ends.  If it was promised, a stub is missing.  If not, the power cut
- * took what lay between, and as in any log that is its end, or with durability `os` a gap. */
+/* The local chunks do not continue where the stored part ends.  If they were confirmed, a stub is missing.  If not, the
+ * power cut took the chunks between them: the log ends there, or with durability `os` has a gap. */
 static err drop_what_is_apart(struct recovery *rc, struct fault *f)
 {
     if (rc->list.count == 0) return OK;

@@ -33,7 +33,7 @@ struct stub {
     uint64_t bytes;               /* of the segment's file */
     int64_t oldest_ms, newest_ms; /* of its first and last chunk */
     uint32_t seed, epoch;         /* of its checks; of the log when it was sent up */
-    uint32_t broker_epoch;        /* of the broker that sent it up, in the bucket; 0: an older version sent it */
+    uint32_t broker_epoch;        /* of the broker that uploaded it, in the bucket; 0: an older version uploaded it */
 };
 
 void stub_encode(const struct stub *s, uint8_t out[STUB_BYTES]);

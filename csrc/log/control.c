@@ -48,7 +48,7 @@ void control_committed(const struct control *c, struct commit *out)
     memcpy(out, words, sizeof *out);
 }
 
-/* The check of words that are believed at a start, as big-endian bytes.  A word of zeros does not pass. */
+/* The check of words that a start uses, as big-endian bytes.  A word of zeros is never right. */
 static uint64_t words_check(const uint64_t *words, unsigned count)
 {
     uint8_t bytes[8 * WORDS_CHECKED_MAX];
@@ -56,8 +56,8 @@ static uint64_t words_check(const uint64_t *words, unsigned count)
     return (uint64_t)crc32_update(0, bytes, 8 * count) | UINT64_C(1) << 32;
 }
 
-/* The check of the commit slot that sequence number `words[COMMIT_WORDS]` names.  With the number in it, a damaged sequence
- * does not lead to the slot before, whose record is whole and old. */
+/* The check of the commit slot that sequence number `words[COMMIT_WORDS]` names.  With the number in it, a damaged
+ * sequence does not lead to the other slot, which has a whole but old record. */
 static uint64_t commit_check(const uint64_t words[COMMIT_WORDS + 1]) { return words_check(words, COMMIT_WORDS + 1); }
 
 void control_commit(struct control *c, const struct commit *record)
@@ -109,7 +109,7 @@ void control_confirmed(const struct control *c, struct commit *out)
         return;
     }
     control_confirmed_record(c, out);
-    /* Retention may have taken what the object store never had: the log begins behind that. */
+    /* Retention may have deleted messages that the object store never had: the log begins behind them. */
     uint64_t first = atomic_load_explicit(&c->first_offset, memory_order_acquire);
     if (out->segment < first)
         *out = (struct commit){.segment = first, .batch_position = SEGMENT_HEADER_BYTES, .position = SEGMENT_HEADER_BYTES,
@@ -129,7 +129,7 @@ void control_confirm(struct control *c, const struct commit *record)
     memcpy(words, record, sizeof *record);
     words[COMMIT_WORDS] = confirmed_check(words);
     record_store(&c->confirmed_sequence, &c->confirmed_slots[0][0], CONFIRMED_WORDS, words);
-    /* Whoever confirms looks for waiting readers next (word_bits). */
+    /* The thread that confirms looks for waiting readers next (word_bits). */
     atomic_thread_fence(memory_order_seq_cst);
 }
 
@@ -377,7 +377,7 @@ bool control_is_whole(const struct control *c)
     unsigned slot = words[COMMIT_WORDS] & 1;
     for (unsigned i = 0; i < COMMIT_WORDS; i++) words[i] = atomic_load(&c->slots[slot][i]);
     if (atomic_load(&c->commit_checks[slot]) != commit_check(words)) return false;
-    /* A sequence that was damaged to the number before names a whole record, and the other slot has a later one. */
+    /* A flipped bit may lower the sequence to the number before.  It names a whole record, but the other slot is newer. */
     words[COMMIT_WORDS]++;
     for (unsigned i = 0; i < COMMIT_WORDS; i++) words[i] = atomic_load(&c->slots[!slot][i]);
     if (atomic_load(&c->commit_checks[!slot]) == commit_check(words)) return false;
@@ -386,7 +386,7 @@ bool control_is_whole(const struct control *c)
     uint64_t confirmed[CONFIRMED_WORDS];
     uint64_t sequence = atomic_load(&c->confirmed_sequence);
     for (unsigned i = 0; i < CONFIRMED_WORDS; i++) confirmed[i] = atomic_load(&c->confirmed_slots[sequence & 1][i]);
-    /* Sequence 0: an older version knew none. */
+    /* Sequence 0: a page of an older version has no confirmed record. */
     if (sequence != 0 && confirmed[COMMIT_WORDS] != confirmed_check(confirmed)) return false;
     return words[DURABLE_WORDS - 1] == durable_check(words) && c->fixed_check == fixed_check(c) &&
            atomic_load(&c->failed_check) == failed_check(c);
@@ -395,13 +395,13 @@ bool control_is_whole(const struct control *c)
 err control_reset(struct control *c, const char *directory, struct fault *f)
 {
     struct file_path path = file_path_name(directory, control_name);
-    /* The lock as it lies there says only whether its holder was killed, and damage may say so, too. */
+    /* The stored lock shows only whether its holder was killed, and damage may look the same. */
     if (mutex_init(&c->mutex) < 0 || mutex_init(&c->durable_mutex) < 0)
         return fault_set(f, ERR_LOCK, 0, path.text, 0, 0, 0);
     atomic_store(&c->repair_wanted, 1);
     atomic_store(&c->readers, 0);
     atomic_store(&c->holders, 0);
-    /* A damaged one is not believed: the archiver sends again and raises it. */
+    /* A damaged one is ignored: the archiver sends the messages again and raises it. */
     uint64_t remote = atomic_load(&c->remote_offset);
     if (c->fixed_check && atomic_load(&c->remote_check) != words_check(&remote, 1)) control_remote_set(c, 0);
     return OK;
@@ -424,7 +424,7 @@ err control_old_confirm(const char *directory, const struct commit *record, stru
                       !control_of_this_boot(c, (uint64_t)st.st_ino);
         if (is_old) old_confirmed(c, &old);
         if (is_old && (!old.has_confirmed || old.confirmed.next_offset < record->next_offset)) {
-            /* The page is nobody's: both slots are this record. */
+            /* No other process has the page: both slots get this record. */
             uint64_t words[CONFIRMED_WORDS];
             memcpy(words, record, sizeof *record);
             words[COMMIT_WORDS] = confirmed_check(words);

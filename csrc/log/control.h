@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * control: the memory-mapped page that all processes of one broker share for one stream: the mutex, the commit record,
- * who reads, what is durable, and what is confirmed.
+ * the waiting readers, the durable and the confirmed record.
  *
  * The commit record has two slots written in turn and a sequence that names the newest whole one, so neither a reader
  * nor a process that inherits the mutex ever sees a torn record.  Bytes past the record do not exist.
@@ -93,8 +93,8 @@ struct control {
     _Atomic uint64_t commit_checks[2];             /* of each slot of the commit record and its sequence */
     _Atomic uint64_t failed_check;                 /* of failed_count and failed */
     _Atomic uint64_t remote_check;                 /* of remote_offset */
-    /* The commit record up to which publishers could be confirmed: two slots with a check each, as of the durable one.
-     * Sequence 0: made by a version without it; recovery_run fills it in. */
+    /* The commit record up to which publishers could be confirmed: two slots with a check each, as the durable record has.
+     * Sequence 0: the page was made by a version without it; recovery_run fills it in. */
     _Alignas(128) _Atomic uint64_t confirmed_sequence;
     _Atomic uint64_t confirmed_slots[2][CONFIRMED_WORDS];
 };
@@ -142,7 +142,7 @@ void control_limits_set(struct control *c, const struct log_options *limits);
 
 /* What recovery may believe of a control block of another boot. */
 struct control_old {
-    bool is_there;  /* there is such a file, whole or not */
+    bool is_there;  /* the file exists, damaged or not */
     bool has_durable, has_confirmed;
     struct durable durable;
     struct commit confirmed;
@@ -153,8 +153,8 @@ struct control_old {
 /* ERR_DELETED when it bears that mark, ERR_VERSION; a block that is missing or damaged gives an empty answer. */
 err control_old_read(const char *directory, struct control_old *out, struct fault *f);
 
-/* Raise the confirmed record of a control block of another boot, for the recovery that is to come: the object store is known
- * to have more than the block says.  Where there is no such block, whole and of our version, nothing is done.  ERR_IO. */
+/* Raise the confirmed record of another boot's control block before its recovery, when the object store has more messages
+ * than the block says.  Does nothing if the block is missing, damaged or of another version.  ERR_IO. */
 err control_old_confirm(const char *directory, const struct commit *record, struct fault *f);
 
 /* The newest commit record; consistent, lock-free, safe beside a writer. */
@@ -163,20 +163,20 @@ void control_committed(const struct control *c, struct commit *out);
 /* Publish a record.  Only with the mutex held. */
 void control_commit(struct control *c, const struct commit *record);
 
-/* Do readers end before the commit record where publishers still wait? */
+/* True if readers end at the confirmed record, before messages whose publishers still wait. */
 static inline bool control_readers_wait(const struct control *c)
 {
     return atomic_load_explicit(&c->readers_wait, memory_order_acquire) != 0;
 }
 
-/* Where readers end: the one definition for every consumer and every answer to one.  The newest whole record up to which
- * publishers could be confirmed.  `chunks` may be UINT64_MAX: all that the segment's index has. */
+/* The end for readers: the only definition, for every consumer and every answer about the end.  It is the newest whole
+ * record up to which publishers could be confirmed.  `chunks` may be UINT64_MAX: all chunks in the segment's index. */
 void control_confirmed(const struct control *c, struct commit *out);
 
 /* The same for its next_offset alone: two loads and a branch. */
 static inline uint64_t control_confirmed_offset(const struct control *c)
 {
-    /* One word of a record is enough, and a word never needs a second look: it only grows. */
+    /* One word of a record is enough, and it only grows, so it needs no second load. */
     const unsigned word = offsetof(struct commit, next_offset) / sizeof(uint64_t);
     if (!control_readers_wait(c)) {
         uint64_t sequence = atomic_load_explicit(&c->sequence, memory_order_acquire);
@@ -186,10 +186,10 @@ static inline uint64_t control_confirmed_offset(const struct control *c)
     return atomic_load_explicit(&c->confirmed_slots[sequence & 1][word], memory_order_acquire);
 }
 
-/* Raise the confirmed record; one that says no more than the present one changes nothing.  With durability `disk` only with
- * durable_mutex held; with `remote` by the archiver, or before the log is in use. */
+/* Raise the confirmed record; a lower or equal one is ignored.  With durability `disk` only with durable_mutex held; with
+ * `remote` by the archiver, or before the log is in use. */
 void control_confirm(struct control *c, const struct commit *record);
-/* The confirmed record itself, whatever readers go by. */
+/* The confirmed record itself, also where readers end at the commit record. */
 void control_confirmed_record(const struct control *c, struct commit *out);
 
 /* The same for what is durable; publishing only with durable_mutex held. */
@@ -204,12 +204,12 @@ bool control_failed_covers(const struct control *c, uint64_t first, uint64_t nex
 /* The first such offset at or behind `offset`.  False: there is none. */
 bool control_failed_from(const struct control *c, uint64_t offset, uint64_t *first);
 
-/* Do the checks of a page in memory hold?  A page without checks, as older brokers made it, is believed.  Only while no
+/* True if the checks of a page in memory are right, or the page has none because an older broker made it.  Only while no
  * other process has the log open. */
 bool control_is_whole(const struct control *c);
 /* Publish a higher remote_offset.  By the archiver alone. */
 void control_remote_set(struct control *c, uint64_t offset);
-/* Before the first process of a broker uses the page: make both locks anew, and forget the processes that used it. */
+/* Before the first process of a broker uses the page: initialize both locks, and remove the processes that used it. */
 err control_reset(struct control *c, const char *directory, struct fault *f);
 
 /* The invariants above; only with the mutex held.  Ends the process when one is broken. */

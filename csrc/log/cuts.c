@@ -2,7 +2,7 @@
  *
  * cuts: boundaries of chunks, found by their positions and offsets in the index files.
  *
- * All of it ends at the confirmed record, as readers do.  An index is a hint (segment.h): where one is damaged or missing its segment is not cut inside, which makes parts
+ * Cuts end at the confirmed record, as readers do.  An index is a hint (segment.h): a segment with a damaged or missing index is not divided, which makes parts
  * larger and nothing wrong.
  */
 #include "cuts.h"
@@ -17,16 +17,16 @@
 struct cutting {
     const struct log *log;
     struct segment_list segments, *list;
-    struct commit committed; /* as readers have it: what is confirmed */
+    struct commit committed; /* the confirmed record, where readers end */
 };
 
-/* Where a chunk begins, or the end of what is confirmed. */
+/* The beginning of a chunk, or the confirmed end. */
 struct place {
     uint32_t segment; /* its number in the list */
     uint64_t position, id;
 };
 
-/* Where what is confirmed of a segment ends. */
+/* The confirmed end within a segment. */
 static uint64_t segment_end(const struct cutting *k, uint32_t i)
 {
     return i + 1 == k->list->count ? k->committed.position : k->list->bytes[i];

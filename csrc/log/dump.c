@@ -216,7 +216,7 @@ static void dump_table(struct dump *d, struct tracking *t)
     }
 }
 
-/* Put the bytes of a mapped table in the place of an empty one. */
+/* Load the bytes of a mapped table into an empty one. */
 static err table_load(struct dump *d, const uint8_t *data, uint64_t size, struct tracking *t)
 {
     struct tracking_table *table;
@@ -281,7 +281,7 @@ static err dump_control(struct dump *d, int fd, uint64_t size)
     say(d, "durable: segment %" PRIu64 " up to byte %" PRIu64 ", offsets below %" PRIu64, durable.segment, durable.position,
         durable.offset);
     say(d, "confirmed: segment %" PRIu64 " up to byte %" PRIu64 ", offsets below %" PRIu64 "; readers end %s", confirmed.segment,
-        confirmed.position, confirmed.next_offset, control_readers_wait(c) ? "there" : "at what is committed");
+        confirmed.position, confirmed.next_offset, control_readers_wait(c) ? "there" : "at the commit record");
     say(d, "object store: offsets below %" PRIu64 "; kept here %" PRIu64 " bytes, %" PRIu64 " ms", atomic_load(&c->remote_offset),
         atomic_load(&c->local_bytes_max), atomic_load(&c->local_age_ms_max));
     say(d, "limits: segment %" PRIu64 " bytes, %" PRIu64 " chunks; retention %" PRIu64 " bytes, %" PRIu64 " ms; filters %"

@@ -24,8 +24,8 @@ struct log {
     struct segment_list list;      /* see log_list */
     uint64_t list_generation, list_segment;
     bool list_known;
-    bool tracking_checked;         /* this process has seen that the table's checks fit, since it mapped it */
-    bool tracking_rebuilt;         /* and built it anew since log_tracking_rebuilt was asked */
+    bool tracking_checked;         /* this process has verified the table's checks since it mapped it */
+    bool tracking_rebuilt;         /* and rebuilt it since the last call of log_tracking_rebuilt */
     char directory[]; /* as long as it is: a broker holds thousands of these */
 };
 
@@ -34,10 +34,10 @@ err log_options_check(const struct log_options *o, struct log_options *out, stru
 /* A first segment and its index. */
 err log_files_create(const char *directory, uint64_t first_offset, bool sync, struct fault *f);
 
-/* Take the control mutex; whoever inherits it from a dead owner makes the tracking
- * table consistent first, and whoever takes it for the first time sees that the table is whole.  Thread-safe.  ERR_LOCK, or why the repair failed. */
+/* Take the control mutex.  A process that inherits it from a dead owner makes the tracking table consistent first; one
+ * that takes it for the first time verifies the table.  Thread-safe.  ERR_LOCK, or why the repair failed. */
 err log_lock(struct log *l, struct fault *f);
-/* With it held: tracking_find, which builds a damaged table anew first. */
+/* With it held: tracking_find, after the rebuild of a damaged table. */
 err log_tracking_find(struct log *l, const char *reference, uint32_t bytes, uint64_t *sequence, struct fault *f);
 void log_unlock(struct log *l);
 
@@ -54,8 +54,8 @@ err log_roll(struct log *l, struct commit *c, struct fault *f);
  * one.  Cached until a segment comes or goes.  Closed segments are never empty in it. */
 err log_list(struct log *l, const struct segment_list **out, struct commit *committed, struct fault *f);
 
-/* The same for readers: those up to the one in which the confirmed record lies, which is the last.  `out` borrows the
- * handle's list until the next call.  ERR_NOT_FOUND: retention took that segment meanwhile. */
+/* The same for readers: the segments up to the one with the confirmed record.  `out` borrows the handle's list until the
+ * next call.  ERR_NOT_FOUND: retention deleted that segment meanwhile. */
 err log_list_confirmed(struct log *l, struct segment_list *out, struct commit *confirmed, struct fault *f);
 
 /* ---- quarantine (quarantine.c) ---- */

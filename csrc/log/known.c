@@ -42,7 +42,7 @@ uint64_t recovery_suspect_from(const struct recovery *rc, uint32_t i)
     return 0;
 }
 
-/* A file that lacks bytes which the control page names. */
+/* True if the file is shorter than the control page says. */
 static bool is_short(const struct file_path *path, uint64_t bytes, struct fault *f)
 {
     struct stat st;
@@ -51,7 +51,7 @@ static bool is_short(const struct file_path *path, uint64_t bytes, struct fault 
     return e != OK;
 }
 
-/* A start of the broker does this for each of its logs: a look at three files. */
+/* A start of the broker does this for each of its logs, so it inspects three files only. */
 bool recovery_fits(struct log *l, struct fault *f)
 {
     struct commit c;
@@ -138,11 +138,11 @@ err recovery_ahead(const char *directory, uint64_t *bytes, struct fault *f)
     return OK;
 }
 
-/* ---- what is confirmed ---- */
+/* ---- the confirmed record ---- */
 
-/* Where readers end.  All that was kept is on the disk now.  Of durability `remote` it is known to be in the object store
- * up to where the old control block says; all of it where there was none, as after a restore from the store.  The rest is
- * confirmed by the archiver, which sends it again. */
+/* Recovery has synced all messages that it kept, so they are confirmed.  With durability `remote` the confirmed record
+ * stays that of the old control block.  Without an old block, as after a restore from the store, all are confirmed.  The
+ * archiver sends the later ones again and confirms them. */
 struct commit recovery_confirmed(const struct recovery *rc, uint32_t durability, uint64_t first_offset)
 {
     const struct commit *old = &rc->old.confirmed, *c = &rc->commit;
@@ -154,13 +154,13 @@ struct commit recovery_confirmed(const struct recovery *rc, uint32_t durability,
     return is_within && old->next_offset <= c->next_offset ? *old : *c;
 }
 
-/* The log is of this boot.  What a killed process appended is synced: nobody may come who would.  Where a version without
- * a confirmed record wrote the page, readers begin to go by one. */
+/* For a log of this boot: sync the messages that a killed process appended, because perhaps no other process would.  If
+ * the page is of a version without a confirmed record, readers get one. */
 void recovery_confirm(struct log *l)
 {
     struct commit confirmed;
     uint64_t offset;
-    if (l->control->durability == DURABILITY_DISK) log_sync(l, &offset, NULL); /* a failure is noted in the page */
+    if (l->control->durability == DURABILITY_DISK) log_sync(l, &offset, NULL); /* a failure is recorded in the page */
     control_confirmed_record(l->control, &confirmed);
     if (l->control->durability == DURABILITY_REMOTE && confirmed.position == 0)
         reader_confirm(l, atomic_load_explicit(&l->control->remote_offset, memory_order_acquire), NULL);

@@ -124,8 +124,8 @@ void log_close(struct log *l)
 
 struct control *log_control(struct log *l) { return l->control; }
 
-/* Make the missing index of the active segment from its committed chunks.  It is renamed into place when it is whole: an
- * append would write behind half of one, and its missing records would never be added. */
+/* Rebuild the missing index of the active segment from its committed chunks.  It is renamed into place when complete: an
+ * append would write behind an incomplete one, and its missing records would never be added. */
 static err index_anew(const struct log *l, const struct commit *c, int segment_fd, uint32_t seed, const char *path, struct fault *f)
 {
     struct scan s = {.fd = segment_fd, .seed = seed, .segment = c->segment, .limit = c->position, .directory = l->directory};
@@ -146,7 +146,7 @@ static err index_anew(const struct log *l, const struct commit *c, int segment_f
             e = file_write(fd, temporary.text, bytes, sizeof bytes, at, f);
             at += sizeof bytes;
         } else if (e == ERR_CORRUPT || e == ERR_IO) {
-            e = OK; /* a damaged chunk has no record */
+            e = OK; /* a damaged chunk gets no record */
         }
         if (!e) e = scan_past(&s, 0, &position, &id, f);
     }
@@ -214,7 +214,7 @@ uint32_t log_chunk_messages(const struct log *l)
 
 /* ---- the lock ---- */
 
-/* Fill an empty table from the newest snapshot that is whole and the trailers behind it. */
+/* Fill an empty table from the newest undamaged snapshot and the trailers behind it. */
 static err tracking_from_log(struct log *l, const struct segment_list *list, const struct commit *c, struct tracking *t,
                              struct fault *f)
 {
@@ -228,12 +228,12 @@ static err tracking_from_log(struct log *l, const struct segment_list *list, con
     for (uint32_t i = from; i < list->count && !e; i++) {
         uint64_t limit = list->first[i] == c->segment ? c->position : list->bytes[i];
         e = scan_tracking(l->directory, list->first[i], SEGMENT_HEADER_BYTES, limit, true, t, f);
-        if (e == ERR_CORRUPT || (e == ERR_NOT_FOUND && list->first[i] != c->segment)) e = OK; /* retention is at work */
+        if (e == ERR_CORRUPT || (e == ERR_NOT_FOUND && list->first[i] != c->segment)) e = OK; /* retention is deleting it */
     }
     return e;
 }
 
-/* Build the table anew in its place, where a check does not fit. */
+/* Rebuild the table in place if a check is wrong. */
 static err tracking_rebuild(struct log *l, struct fault *f)
 {
     struct segment_list list = {0};
@@ -388,7 +388,7 @@ err log_list_confirmed(struct log *l, struct segment_list *out, struct commit *c
 {
     const struct segment_list *all;
     struct commit committed;
-    /* First: what is committed later covers it. */
+    /* First, so that a later commit record covers it. */
     control_confirmed(l->control, confirmed);
     err e = log_list(l, &all, &committed, f);
     if (e) return e;

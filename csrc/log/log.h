@@ -50,7 +50,7 @@ void log_rest(struct log *l);
 struct control *log_control(struct log *l);
 
 /* Change the limits while the log is in use: of `options` all but the durability and segment_chunks_max, which
- * stay.  Every process goes by them from its next append, read and retention_run on.  ERR_LIMIT: none was changed. */
+ * stay.  Every process uses them from its next append, read and retention_run on.  ERR_LIMIT: none was changed. */
 err log_set_limits(struct log *l, const struct log_options *options, struct fault *f);
 
 /* Size in bytes of the filters that new chunks get (chunk.h). */
@@ -74,14 +74,14 @@ err log_append(struct log *l, struct batch *b, struct log_appended *out, struct 
 /* Highest publishing id accepted from a reference; ERR_NOT_FOUND when unknown. */
 err log_publisher_sequence(struct log *l, const char *reference, uint32_t bytes, uint64_t *out, struct fault *f);
 
-/* Keep a reference in the table of publishing ids while the worker on `seat` has a publisher of that name; a worker
- * that is killed keeps none.  `*evicted`: the reference that published longest ago, of no connected publisher, made
- * room.  ERR_LIMIT: as many as may be are those of connected publishers; ERR_DISK_FULL, ERR_IO, ERR_LOCK. */
+/* Keep a reference in the table of publishing ids while the worker on `seat` has a publisher of that name; a killed
+ * worker keeps none.  `*evicted`: the reference without a connected publisher that published longest ago was evicted.
+ * ERR_LIMIT: all references have connected publishers; ERR_DISK_FULL, ERR_IO, ERR_LOCK. */
 struct doorbell_board;
 err log_publisher_declare(struct log *l, struct doorbell_board *board, uint32_t seat, const char *reference, uint32_t bytes,
                           bool *evicted, struct fault *f);
 err log_publisher_release(struct log *l, uint32_t seat, const char *reference, uint32_t bytes, struct fault *f);
-/* Was the table damaged, and built anew from the log through this handle, since the last time this was asked? */
+/* True if this handle found the table damaged and rebuilt it from the log since the last call. */
 bool log_tracking_rebuilt(struct log *l);
 
 #define LOG_PUBLISHERS_MAX 10001u /* TRACKING_SLOTS */
@@ -97,9 +97,10 @@ err log_publishers(struct log *l, struct log_publisher *out, uint32_t *count, st
  * offset and log_sync_failed says no, and refused when log_sync_failed says yes. */
 err log_sync(struct log *l, uint64_t *durable_offset, struct fault *f);
 
-/* The same for a log that this process does not have open.  What cannot be opened, as before its recovery, is no error. */
+/* The same for a log that this process does not have open.  A log that cannot be opened yet (before its recovery) is no
+ * error. */
 err log_sync_rest(const char *directory, struct fault *f);
-/* Is there a closed segment that is not known to be durable? */
+/* True if a closed segment is not known to be durable. */
 bool log_closed_is_unsynced(const struct log *l);
 
 /* Does [first_offset, next_offset) touch offsets whose fdatasync failed?  For good.  Thread-safe. */
@@ -114,9 +115,9 @@ err log_remove(const char *directory, struct fault *f);
 
 /* ---- statistics, of what is cold too ---- */
 struct log_stats {
-    uint64_t first_offset, next_offset;    /* what is committed */
-    uint64_t confirmed_offset, last_chunk; /* what readers have: the next offset, and the newest chunk */
-    uint64_t segment_count, bytes;         /* of what is committed */
+    uint64_t first_offset, next_offset;    /* of committed messages */
+    uint64_t confirmed_offset, last_chunk; /* for readers: the next offset, and the newest chunk */
+    uint64_t segment_count, bytes;         /* of committed segments */
 };
 err log_stats(struct log *l, struct log_stats *out, struct fault *f);
 

@@ -20,7 +20,7 @@
 #define REFERENCE_AT 24u
 #define SCAN_RECORDS 32u /* at a time: 16 KiB of stack */
 #define NOWHERE OFFSETS_REFERENCES_MAX
-#define PLACES_AT OFFSETS_HEADER_BYTES /* behind the header that every version has; 0, and no check, in older files */
+#define PLACES_AT OFFSETS_HEADER_BYTES /* behind the header of every version; 0, without a check, in older files */
 #define PLACES_BYTES 8u
 
 struct offsets {
@@ -29,7 +29,7 @@ struct offsets {
     uint64_t generation;
     uint32_t count, damaged; /* places in the file, and how many of them hold nothing sound */
     uint32_t *hash;          /* of each place's reference; 0: the place is free */
-    int64_t *written_ms;     /* of each place, when this handle last saw it: the record may be younger */
+    int64_t *written_ms;     /* of each place, as this handle last read it: the record may be newer */
     size_t hash_capacity, written_capacity;
     char path[];
 };
@@ -113,7 +113,7 @@ void offsets_close(struct offsets *o)
 
 uint32_t offsets_damaged(const struct offsets *o) { return o->damaged; }
 
-/* `places`: how many the file has at least, so that a file that was cut is known for it. */
+/* `places`: the least number of records in the file, so that a cut file is recognized. */
 static err header_store(struct offsets *o, uint64_t generation, uint32_t places, struct fault *f)
 {
     uint8_t header[OFFSETS_RECORD_BYTES] = {0};
@@ -129,7 +129,7 @@ static err header_store(struct offsets *o, uint64_t generation, uint32_t places,
 /* Goes over all records, reading many at once. */
 struct scan {
     const struct offsets *of;
-    uint32_t place, begin, end;      /* of the record; those that were read */
+    uint32_t place, begin, end;      /* of the record; of the records that were read */
     err state;                       /* of the record: OK, ERR_EMPTY, ERR_CORRUPT */
     err failed;                      /* why there are no more; OK: those were all */
     struct offsets_record record;
@@ -159,7 +159,7 @@ static bool scan_next(struct scan *at, struct fault *f)
     return true;
 }
 
-/* Room to remember one place more. */
+/* Make room in memory for one more place. */
 static err place_add(struct offsets *o, struct fault *f)
 {
     err e = grow(&o->hash, &o->hash_capacity, o->count + 1u, sizeof *o->hash, "stored offsets", f);
@@ -168,7 +168,7 @@ static err place_add(struct offsets *o, struct fault *f)
     return e;
 }
 
-/* Remember the places from `count` on. */
+/* Store the places from `count` on in memory. */
 static err look_further(struct offsets *o, struct fault *f)
 {
     struct scan at;
@@ -265,8 +265,8 @@ static err find(struct offsets *o, const char *reference, uint32_t bytes, uint32
     return OK;
 }
 
-/* The place of the reference stored longest ago.  A handle's memory of that is no younger than the record, so the oldest
- * one that is still as it is remembered is the oldest of all. */
+/* Find the place of the reference stored longest ago.  `written_ms` of a handle is never later than the record's, so the
+ * lowest one that still matches its record is the lowest of all. */
 static err find_oldest(struct offsets *o, uint32_t *place, struct fault *f)
 {
     for (;;) {
@@ -294,7 +294,7 @@ static err make_room(struct offsets *o, uint32_t *place, bool *evicted, struct f
         *evicted = true;
     }
     *place = i;
-    if (i == o->count) return place_add(o, f); /* no handle remembers anything there */
+    if (i == o->count) return place_add(o, f); /* no handle has a place there in memory */
     /* Before the record: a handle that remembers the place under another name looks again. */
     return header_store(o, o->generation + 1, o->count, f);
 }
@@ -323,8 +323,8 @@ err offsets_store(struct offsets *o, const char *reference, uint32_t bytes, uint
     if (!e) {
         o->hash[place] = reference_hash(reference, bytes);
         o->written_ms[place] = now_ms;
-        /* After the record: a process that is killed before has lost nothing that a warning should speak of.  The offset
-         * is stored; without this number only a cut of the file stays unnoticed. */
+        /* After the record: if the process is killed before, the offset is stored all the same, and no false warning follows.
+         * Without this number only a cut of the file would stay unnoticed. */
         if (o->count > had) header_store(o, o->generation, o->count, NULL);
     }
     return unlock(o, e);

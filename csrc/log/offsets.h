@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * offsets: how far each consumer of a stream has come, as it told us: reference -> offset.
+ * offsets: the offset that each consumer of a stream has stored: reference -> offset.
  *
  * The file "offsets" in the stream's directory is made by the first store and dies with the stream.  It is a header and
  * records of 512 bytes, each with its own check and rewritten in place by one pwrite within one sector: a kill never
@@ -8,9 +8,9 @@
  * used again.
  *
  * Every operation holds the kernel's lock on the file (flock), which a killed process gives back, so there is nothing
- * to repair and the file means the same in every boot.  What a handle remembers of the file is where each reference
- * stands; the header's generation, raised before a record changes hands, says when that is out of date.  Records that
- * others have added at the end are read when the file has grown.
+ * to repair and the file means the same in every boot.  A handle keeps the place of each reference in memory.
+ * The header's generation, raised before a record gets another reference, shows when that memory is stale.  Records that
+ * other processes have added at the end are read when the file has grown.
  *
  * Invariant: of records with the same reference the one written last counts.
  */
@@ -23,10 +23,10 @@
 
 #define OFFSETS_MAGIC 0x564D514Fu /* "VMQO" */
 #define OFFSETS_VERSION 2u
-#define OFFSETS_VERSION_OLDEST 1u /* has at most 1,024 references; becomes ours with a new one */
+#define OFFSETS_VERSION_OLDEST 1u /* has at most 1,024 references; a new reference raises it to OFFSETS_VERSION */
 #define OFFSETS_HEADER_BYTES 20u
 #define OFFSETS_RECORD_BYTES 512u /* a sector: written whole or not at all */
-#define OFFSETS_REFERENCES_MAX 10000u /* of a stream: a file of 5 MB; the one stored longest ago makes room */
+#define OFFSETS_REFERENCES_MAX 10000u /* of a stream: a file of 5 MB; the one stored longest ago is evicted */
 #define OFFSETS_REFERENCE_BYTES_MAX 255u
 
 struct offsets_record {

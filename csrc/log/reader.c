@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reader: attach, copy confirmed bytes, step over damage, go on to the next segment.
+ * reader: attach, copy confirmed bytes, skip damage, continue with the next segment.
  *
- * Where a segment ends is decided once per call from one confirmed record (control_confirmed): the segment that it names
- * ends at its position; an older one at its size, because a roll cuts off what was not committed before it publishes the
- * new segment.  An older one whose fdatasync failed ends where that had to begin: the rest was refused to its publishers
- * and may be torn by a power cut, so no reader is given it before a recovery has made it durable.
+ * The end of a segment is determined once per call from one confirmed record (control_confirmed).  The segment that it
+ * names ends at its position.  An older one ends at its size, because a roll cuts off uncommitted bytes before it
+ * publishes the new segment.  An older one with a failed fdatasync ends where that sync began.  The later messages were
+ * refused to their publishers and may be torn by a power cut, so readers get them only after a recovery.
  */
 #include "reader.h"
 
@@ -41,7 +41,7 @@ static err reader_enter(struct reader *r, uint64_t segment, uint64_t position, u
     return e;
 }
 
-/* Where an older segment ends for readers: `s->limit` is its size. */
+/* The end of an older segment for readers: `s->limit` is its size. */
 static err confirmed_end(const struct control *control, const struct scan *s, uint64_t *end, struct fault *f)
 {
     uint64_t from, position = SEGMENT_HEADER_BYTES, id = s->segment;
@@ -105,7 +105,7 @@ static err place_find(const struct scan *s, uint64_t index_count, enum index_key
     /* An offset lies in the last chunk that begins at or before it. */
     err e = index_find(s, index_count, key, key == INDEX_BY_OFFSET ? value + 1 : value, true, &r, f);
     if (e && e != ERR_NOT_FOUND) return e;
-    if (!e && r.position >= s->limit) { /* the index goes on behind what is confirmed */
+    if (!e && r.position >= s->limit) { /* the index has chunks behind the confirmed record */
         *position = s->limit;
         *id = r.chunk_id;
         return OK;
@@ -520,7 +520,7 @@ static err confirm_once(struct log *l, uint64_t offset, struct fault *f)
     if (!e && offset < c.next_offset) {
         if (offset < list->first[0]) offset = list->first[0];
         e = reader_find(&r, list, segment_list_find(list, offset), &c, INDEX_BY_OFFSET, (int64_t)offset, f);
-        /* In a cold segment whose index is not here the place is not known: its beginning is. */
+        /* In a cold segment without a local index the position is not known, only the segment's beginning. */
         struct scan s = {.fd = -1, .seed = r.seed, .segment = r.segment, .directory = l->directory};
         c = (struct commit){.segment = r.segment, .position = r.position ? r.position : SEGMENT_HEADER_BYTES,
                             .next_offset = r.next_offset, .last_chunk = UINT64_MAX, .chunks = UINT64_MAX,

@@ -2,7 +2,7 @@
  *
  * reader: follow a log chunk by chunk, from any offset, across segments, up to the confirmed record (control_confirmed).
  *
- * A reader holds its place as (segment, position, next offset).  reader_fetch copies confirmed bytes from the page
+ * A reader has its place as (segment, position, next offset).  reader_fetch copies confirmed bytes from the page
  * cache to the caller's buffer (measured as cheap as mapping them, cheaper than sendfile, and a bad disk block is an
  * error code, not a signal); the caller walks whole chunks with reader_chunk and moves the reader with reader_advance
  * only past what it has really passed on.
@@ -25,7 +25,7 @@ struct reader {
     int fd;
     uint32_t seed;             /* of the open segment, for header checks */
     uint64_t segment, position; /* where the next chunk's header begins; 0: see `wanted` */
-    uint64_t end;              /* where the open segment ends for readers once it is closed; UINT64_MAX before */
+    uint64_t end;              /* the end of the open segment for readers once it is closed; UINT64_MAX before */
     uint64_t next_offset;      /* the id that chunk should have (it may be higher after damage) */
     uint64_t skipped_chunks;   /* damaged places passed over */
     bool cold;                 /* the segment lies in the object store; `fd` is its file of blocks, or -1 */
@@ -41,10 +41,10 @@ err reader_open(struct reader *r, struct log *l, enum reader_from from, int64_t 
 err reader_settle(struct reader *r, bool nowait, struct fault *f);
 void reader_close(struct reader *r);
 
-/* Is there a confirmed chunk to read?  Two loads and a branch; no system call. */
+/* True if there is a confirmed chunk to read.  Two loads and a branch; no system call. */
 bool reader_has_more(const struct reader *r);
 
-/* Copy bytes from the reader's place on, at most up to what is confirmed and to `size`; moves to the next segment by
+/* Copy bytes from the reader's place on, at most `size` and up to the confirmed end; moves to the next segment by
  * itself when this one is read out.  At least CHUNK_HEADER_BYTES when OK.  ERR_END: nothing more.  ERR_NOT_CACHED (only
  * with `nowait`): use a helper thread.  ERR_IO: see fault; ERR_NOT_FOUND: retention took the segment (re-attach with
  * reader_open READER_FIRST). */

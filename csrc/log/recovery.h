@@ -26,7 +26,7 @@ struct recovery {
     struct piece *pieces;     /* what lies before the list, rising; none where no segment is stored */
     uint32_t piece_count;
     bool synced;              /* what was found is durable */
-    bool keeps_behind;        /* durability `os`: each chunk was confirmed when it was written, so whole ones stay */
+    bool keeps_behind;        /* durability `os`: each chunk was confirmed when it was written, so undamaged ones stay */
     bool changed;             /* a file that a power cut must not undo was written anew */
     uint64_t stored_to;       /* all before it is in the store, or once was; 0: there are no stubs */
 };
@@ -55,15 +55,15 @@ struct walk {
 void recovery_learn_durable(struct recovery *rc);
 /* The first segment that must be walked. */
 uint32_t recovery_walk_start(const struct recovery *rc);
-/* Do the files in the directory have what the control page of this boot says?  `f` names the first that does not. */
+/* True if the files in the directory match the control page of this boot; else `f` names the first that does not. */
 bool recovery_fits(struct log *l, struct fault *f);
-/* Report whole segments that are missing between others of a log that is not walked. */
+/* Report segments that are missing between others of a log that is not verified chunk by chunk. */
 void recovery_name_gaps(const char *directory, struct recovery_report *out);
-/* Was the log written in this boot, and here?  Then a page or table that cannot be used is damaged. */
+/* True if the log was written in this boot and in this directory, so an unusable page or table is damaged. */
 bool recovery_of_this_boot(const char *directory);
 /* 0, or from where on segment `i` may be torn although durable has moved past it. */
 uint64_t recovery_suspect_from(const struct recovery *rc, uint32_t i);
-/* The confirmed record that the new control block begins with. */
+/* Return the first confirmed record of the new control block. */
 struct commit recovery_confirmed(const struct recovery *rc, uint32_t durability, uint64_t first_offset);
 /* The same for a log of this boot that needs no recovery. */
 void recovery_confirm(struct log *l);
@@ -75,7 +75,7 @@ void recovery_confirm(struct log *l);
 err recovery_walk(struct recovery *rc, struct walk *w, struct fault *f);
 /* Cut off what is not good, and make sure that the rest stays. */
 err recovery_keep(struct recovery *rc, const struct walk *w, struct fault *f);
-/* Report messages that lie in no file, though others behind them do, or they are known to have been durable. */
+/* Report messages that no file has although later messages exist or they were known to be durable. */
 void recovery_gap(struct recovery *rc, uint64_t from, uint64_t to);
 /* Put the list's segments from number `i` on into quarantine: what lies behind them is not the log any more. */
 err recovery_drop(struct recovery *rc, uint32_t i, struct fault *f);

@@ -11,8 +11,8 @@
  * call the next try a success.  Its offsets from the durable one on are noted as failed, the next append begins a new
  * segment, and durable goes on from there.
  *
- * With durability `disk` whatever becomes durable is confirmed in the same step: readers go on up to there.  They pass over
- * offsets that are noted as failed.
+ * With durability `disk` messages that become durable are confirmed in the same step, and readers get them.  Readers skip
+ * offsets that are recorded as failed.
  */
 #include "handle.h"
 
@@ -63,8 +63,8 @@ static void sync_give_up(struct log *l, uint64_t segment, uint64_t segment_end, 
     if (locked) log_unlock(l);
 }
 
-/* Readers of durability `disk` go on up to what is durable.  `whole`: the commit record that was synced; NULL: of a closed
- * segment, whose last chunk is looked up.  With durable_mutex held. */
+/* Raise the confirmed record to the durable one, with durability `disk`.  `whole`: the commit record that was synced;
+ * NULL: a closed segment was, and its last chunk is looked up.  With durable_mutex held. */
 static void sync_confirm(struct log *l, const struct durable *d, const struct commit *whole)
 {
     struct commit c, before;
@@ -79,7 +79,7 @@ static void sync_confirm(struct log *l, const struct durable *d, const struct co
         c.last_chunk = last.chunk_id;
         c.timestamp_ms = last.timestamp_ms;
     }
-    /* A segment that is empty yet names the last chunk of the one before. */
+    /* A segment that is still empty names the last chunk of the one before. */
     if (c.last_chunk != UINT64_MAX && control_failed_covers(l->control, c.last_chunk, c.last_chunk + 1))
         c.last_chunk = before.last_chunk;
     control_confirm(l->control, &c);
@@ -153,7 +153,7 @@ static bool sync_wanted(const struct durable *d, const struct commit *c)
     return d->offset < c->next_offset || d->segment < c->segment;
 }
 
-/* Is less confirmed than durable?  A version that knew no confirmed record has synced in this boot. */
+/* True if the confirmed record is behind the durable one: a version without it has synced in this boot. */
 static bool confirm_wanted(const struct log *l, const struct durable *d)
 {
     struct commit confirmed;

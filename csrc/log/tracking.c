@@ -16,7 +16,7 @@ const struct file_page_kind tracking_kind = {TRACKING_MAGIC, TRACKING_VERSION, T
 
 #define SNAPSHOT_HEADER_BYTES 20u /* magic, version, segment, count */
 #define SLOT_NONE TRACKING_SLOTS
-#define SCANNED_MAX 8u            /* so few references are compared one by one */
+#define SCANNED_MAX 8u            /* up to so many references are compared one by one */
 #define INDEX_SIZE_FIRST 32u
 #define GROW_PIECE_BYTES (64u << 10)
 
@@ -27,7 +27,7 @@ static uint32_t reference_hash(const char *reference, uint32_t bytes)
     return crc32_update(0, reference, bytes) | 1u; /* 0 means free */
 }
 
-/* Each step is a bijection of 64 bits, so one flipped bit changes what the last one takes its 32 bits from. */
+/* Each step is a bijection of 64 bits, so one flipped bit changes the input of the last one, which takes 32 bits of it. */
 static uint32_t slot_check(const struct tracking_slot *s)
 {
     uint64_t h = (uint64_t)s->bytes << 32 | atomic_load_explicit(&s->hash, memory_order_relaxed);
@@ -123,7 +123,7 @@ err tracking_create(const char *directory, bool sync, struct fault *f)
     return e;
 }
 
-/* Map all that the file may grow to.  Bytes behind its end are not touched before it has grown. */
+/* Map the largest size of the file.  Bytes behind its end are not touched before it has grown. */
 static err map_open_file(struct tracking *t, int fd, const char *path, struct fault *f)
 {
     struct stat st;
@@ -137,7 +137,7 @@ static err map_open_file(struct tracking *t, int fd, const char *path, struct fa
     if (e) return e;
     if (head.magic != TRACKING_MAGIC || head.version != TRACKING_VERSION)
         return fault_set(f, ERR_STALE, 0, path, 4, TRACKING_VERSION, head.version);
-    /* The capacity is raised after the file has grown, so no file of ours is shorter. */
+    /* The capacity is raised after the file has grown, so no undamaged file is shorter. */
     if (head.capacity > TRACKING_SLOTS || (uint64_t)st.st_size < tracking_bytes(head.capacity))
         return fault_set(f, ERR_STALE, 0, path, 0, tracking_bytes(head.capacity), (uint64_t)st.st_size);
     e = file_map(fd, path, tracking_bytes(TRACKING_SLOTS), true, &memory, f);
@@ -218,7 +218,7 @@ static void index_add(struct tracking *t, uint32_t slot)
     t->index[at & (t->index_size - 1)] = (uint16_t)(slot + 1);
 }
 
-/* Bring the index up to date.  False: there is none, because it is not worth it or for want of memory. */
+/* Update the index.  False: there is none, because the table is small or memory is short. */
 static bool index_refresh(struct tracking *t)
 {
     const struct tracking_table *table = t->table;
@@ -296,7 +296,7 @@ static void slot_clear(struct tracking *t, uint32_t i)
     change_end(t);
 }
 
-/* Before one that a client never published under, the one of the oldest chunk. */
+/* Choose the reference with the oldest chunk; one that has never published comes first. */
 static uint32_t slot_oldest(const struct tracking *t)
 {
     uint32_t oldest = SLOT_NONE;
@@ -311,7 +311,7 @@ static uint32_t slot_oldest(const struct tracking *t)
     return oldest;
 }
 
-/* How many references of clients the table holds, and may hold beside them. */
+/* The number of clients' references in the table, and the number that still fit. */
 static uint32_t names(struct tracking *t)
 {
     bool decided = t->table->used > 0 &&
@@ -319,7 +319,7 @@ static uint32_t names(struct tracking *t)
     return t->table->used - (decided ? 1 : 0);
 }
 
-/* Let the table have slots for so many references more, but at most all that it may have. */
+/* Add slots for so many more references, at most up to TRACKING_SLOTS. */
 static err table_room(struct tracking *t, uint32_t references, struct fault *f)
 {
     uint32_t needed = t->table->count + references;
@@ -404,7 +404,7 @@ err tracking_raise(struct tracking *t, const char *reference, uint32_t bytes, ui
 
 /* ---- pins ---- */
 
-/* Bits of workers that are gone pin nothing, and what only they had declared and never published under goes. */
+/* Clear the pins of dead workers, and remove references that only they had declared and that never published. */
 static void forget_dead(struct tracking *t, struct doorbell_board *board)
 {
     struct tracking_table *table = t->table;
@@ -482,7 +482,7 @@ bool tracking_is_whole(struct tracking *t)
     return used == table->used;
 }
 
-/* References that are pinned, of slots whose text is what their hash says. */
+/* Collect the pinned references, of slots with a text that matches their hash. */
 static err pinned_copy(const struct tracking *t, struct tracking_slot **out, uint32_t *count, struct fault *f)
 {
     uint32_t capacity = t->table->capacity;
@@ -504,7 +504,7 @@ err tracking_replace(struct tracking *t, struct tracking *from, struct fault *f)
     uint32_t pinned_count = 0;
     struct stat st;
     t->table->rebuilding = 1;
-    if (t->is_mapped) { /* the header may say anything */
+    if (t->is_mapped) { /* the header may be damaged */
         err e = file_stat_of(t->path, &st, f);
         if (e) return e;
         uint64_t slots = ((uint64_t)st.st_size - TRACKING_HEADER_BYTES) / sizeof(struct tracking_slot);

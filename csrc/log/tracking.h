@@ -6,15 +6,15 @@
  * dozen references and grows with them: the whole range is mapped at once, and a process looks only at slots below
  * `capacity`, which is raised after the file.  An index from a reference's hash to its slot is each process's own.
  *
- * The table is changed only after the commit of the chunks it speaks of, and every change is one that may be made
- * again: a process that inherits the mutex of a killed owner replays the trailers of the last committed batch.  Each
- * slot and the header carry a check.  It is compared when a process locks the log for the first time and at each
- * lookup; where one does not fit, the table is rebuilt from the log (log_lock).  `changing` names the slot that an
- * owner was changing when it was killed: that slot's check is made anew and proves nothing.
+ * The table is changed only after the commit of the chunks that name the references, and every change is idempotent: a
+ * process that inherits the mutex of a killed owner replays the trailers of the last committed batch.  Each slot and the
+ * header have a check.  It is verified when a process locks the log for the first time and at each lookup.  If one is
+ * wrong, the table is rebuilt from the log (log_lock).  `changing` names the slot that a killed owner was changing: its
+ * check is computed again and proves nothing.
  *
  * A reference of a connected publisher is pinned: its slot has a bit for each worker with such a connection.  Only
- * references without a pin are evicted, the one of the oldest chunk first.  A worker that was killed unpins nothing;
- * the epoch of its seat tells that its bits mean nothing any more.
+ * references without a pin are evicted, the one with the oldest chunk first.  A killed worker leaves its pins set; they
+ * are void because the epoch of its seat has changed.
  *
  * Invariant: no reference stands in two slots.
  */
@@ -33,7 +33,7 @@
 #define TRACKING_SNAPSHOT_VERSION 2u
 #define TRACKING_REFERENCES_MAX 10000u      /* of a stream: 3 MB of its table, and at most as much in each snapshot */
 #define TRACKING_REFERENCES_MAX_1 255u      /* in a snapshot of version 1 */
-#define TRACKING_SLOTS (TRACKING_REFERENCES_MAX + 1u) /* one for TRACKING_TRANSACTIONS, which always finds room */
+#define TRACKING_SLOTS (TRACKING_REFERENCES_MAX + 1u) /* one is reserved for TRACKING_TRANSACTIONS */
 #define TRACKING_SLOTS_FIRST 12u            /* of a new table: a page with its header */
 #define TRACKING_REFERENCE_BYTES_MAX 255u   /* the RabbitMQ Streams protocol */
 #define TRACKING_ELEMENT_PUBLISHER 0u       /* type of a trailer's element */
@@ -59,13 +59,13 @@ struct tracking_table {
     uint32_t magic, version;
     uint32_t reserved[13];
     uint32_t head_check;                /* file_page_check of magic and version */
-    uint32_t capacity;                  /* slots that the file has room for */
-    uint32_t count, used;               /* slots below `count` were used; `used` of them hold a reference */
-    uint32_t generation;                /* raised when a slot loses its reference or is used again: indexes are out of date */
+    uint32_t capacity;                  /* slots in the file */
+    uint32_t count, used;               /* slots below `count` were used; `used` of them have a reference */
+    uint32_t generation;                /* raised when a slot loses its reference or is reused: indexes are then stale */
     uint32_t check;                     /* of these four */
     uint32_t changing;                  /* 1 + the slot that the mutex's owner is changing; TRACKING_CHANGES_HEADER; 0 */
-    uint32_t rebuilding;                /* an owner was replacing all of it */
-    uint32_t seat_epochs[DOORBELL_WORKERS_MAX]; /* of the workers that pins speak of; 0: none */
+    uint32_t rebuilding;                /* an owner is replacing the whole table */
+    uint32_t seat_epochs[DOORBELL_WORKERS_MAX]; /* of the workers with pins; 0: none */
     uint32_t unused[41];
     struct tracking_slot slots[];
 };
@@ -77,7 +77,7 @@ _Static_assert(sizeof(struct tracking_slot) == 288, "no padding");
 _Static_assert(offsetof(struct tracking_table, head_check) == TRACKING_HEAD_CHECK_AT, "newer versions keep it there");
 extern const struct file_page_kind tracking_kind;
 
-/* One process's handle on a table, or a table of its own memory. */
+/* One process's handle on a mapped table, or a table in its own memory. */
 struct tracking {
     struct tracking_table *table;
     uint16_t *index;                    /* hash -> 1 + slot; NULL: few references, which are compared one by one */
@@ -94,22 +94,22 @@ static inline uint64_t tracking_bytes(uint32_t slots)
 
 /* A table in memory, empty.  ERR_NO_MEMORY. */
 err tracking_new(struct tracking **out, struct fault *f);
-/* Forget all that it holds; only of a table in memory. */
+/* Remove all references; only for a table in memory. */
 void tracking_clear(struct tracking *t);
 /* Write a table as "tracking.tmp" and rename it. */
 err tracking_store(const struct tracking *t, const char *directory, bool sync, struct fault *f);
 /* Store an empty one. */
 err tracking_create(const char *directory, bool sync, struct fault *f);
-/* ERR_STALE when missing, damaged or of an older version: recovery builds it again.  ERR_VERSION. */
+/* ERR_STALE when missing, damaged or of an older version: recovery rebuilds it.  ERR_VERSION. */
 err tracking_map(const char *directory, struct tracking **out, struct fault *f);
-/* Of a mapped table, and of one in memory. */
+/* Close a mapped table, or one in memory. */
 void tracking_free(struct tracking *t);
 
 /* ---- with the control block's mutex held ---- */
 
-/* ERR_NOT_FOUND; ERR_EMPTY: it was declared and has not published; ERR_CORRUPT: its slot's check does not fit. */
+/* ERR_NOT_FOUND; ERR_EMPTY: it was declared and has not published; ERR_CORRUPT: its slot's check is wrong. */
 err tracking_find(struct tracking *t, const char *reference, uint32_t bytes, uint64_t *sequence);
-/* Make room for so many references more, TRACKING_TRANSACTIONS apart; after it, raising them does not fail.
+/* Make room for so many more references, besides TRACKING_TRANSACTIONS.  Raising them does not fail after it.
  * ERR_LIMIT: too many are pinned; ERR_DISK_FULL, ERR_IO, ERR_NO_MEMORY. */
 err tracking_reserve(struct tracking *t, uint32_t references, struct fault *f);
 /* Raise a reference's sequence (never lower it), adding the reference; evicts the oldest when full.
@@ -118,22 +118,22 @@ err tracking_raise(struct tracking *t, const char *reference, uint32_t bytes, ui
 /* Raise all that a chunk's trailer names.  ERR_CORRUPT, and nothing changed, if it is not well-formed; or as tracking_raise. */
 err tracking_apply(struct tracking *t, const uint8_t *trailer, uint32_t bytes, uint64_t chunk_id);
 
-/* Keep a reference from being evicted while `seat` has a publisher of that name.  `*evicted`: another one made room.
- * ERR_LIMIT: all that the table may hold are pinned; and as tracking_reserve. */
+/* Keep a reference from being evicted while `seat` has a publisher of that name.  `*evicted`: another one was evicted.
+ * ERR_LIMIT: all references are pinned; and as tracking_reserve. */
 err tracking_pin(struct tracking *t, struct doorbell_board *board, uint32_t seat, const char *reference, uint32_t bytes,
                  bool *evicted, struct fault *f);
 void tracking_unpin(struct tracking *t, uint32_t seat, const char *reference, uint32_t bytes);
 
-/* After the mutex was inherited: what its owner was changing has a right check again. */
+/* After the mutex was inherited: correct the check of the slot that its dead owner was changing. */
 void tracking_inherit(struct tracking *t);
-/* Do all checks fit?  False also where an owner was killed while it replaced the table. */
+/* True if all checks are right.  False also if an owner was killed while it replaced the table. */
 bool tracking_is_whole(struct tracking *t);
-/* Replace what a damaged table says by what `from` says; pins stay.  Errors as tracking_reserve. */
+/* Replace the content of a damaged table by that of `from`; pins stay.  Errors as tracking_reserve. */
 err tracking_replace(struct tracking *t, struct tracking *from, struct fault *f);
 /* Ends the process when an invariant is broken. */
 void tracking_check(struct tracking *t);
 
-/* The reference at or behind slot `*at`, which moves past it; NULL: no more. */
+/* Return the reference at or behind slot `*at` and move `*at` past it; NULL: no more. */
 const struct tracking_slot *tracking_next(const struct tracking *t, uint32_t *at);
 
 /* Is a trailer well-formed?  ERR_CORRUPT. */

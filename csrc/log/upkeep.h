@@ -9,8 +9,8 @@
 
 /* ---- versions ----
  *
- * A file is of another version when its magic is right and its header's check is right too, and only the version is not
- * ours.  Anything else with wrong bytes is damaged: recovery knows what to do. */
+ * A file is of another version when its magic and its header's check are right and only the version differs.  Any other
+ * file with wrong bytes is damaged, and recovery repairs it. */
 
 /* All files of a log's directory, before anything is written there.  ERR_VERSION names such a
  * file, its version and ours.  ERR_NOT_FOUND (no such directory), ERR_IO, ERR_NO_MEMORY. */
@@ -18,20 +18,20 @@ err version_check(const char *directory, struct fault *f);
 
 /* ---- recovery: make a log usable that was last written in another boot ----
  *
- * After a power cut anything past the last sync may be missing, torn or present.  The log is cut at the first chunk
- * that is not right and behind which nothing fits, what is cut goes to quarantine (quarantine.c), and all else is made
- * anew to match.  With durability `disk` and `remote` nothing past the last sync was confirmed, and the first wrong chunk
- * ends the log.  A damaged tail never stops a stream from starting.  In the same boot there is nothing to do, unless the
- * control page is damaged or the files of the active segment are not there.  Only what is understood is touched: one file
- * of another version, and nothing is written at all. */
+ * After a power cut anything past the last sync may be missing, torn or present.  The log is cut at the first damaged
+ * chunk behind which no valid chunk fits.  The cut bytes go to quarantine (quarantine.c), and the other files are rebuilt
+ * to match.  With durability `disk` and `remote` no message past the last sync was confirmed, and the first damaged chunk
+ * ends the log.  A damaged tail never stops a stream from starting.  In the same boot recovery does nothing, unless the
+ * control page is damaged or files of the active segment are missing.  If one file is of another version, recovery
+ * writes nothing at all. */
 
 /* What was taken out of the log, and where it is kept. */
 struct recovery_cut {
     uint64_t segment, position, bytes; /* position 0: the whole file */
     char path[FAULT_WHERE_MAX_BYTES], kept[FAULT_WHERE_MAX_BYTES];
 };
-/* Damaged chunks that stay where they are, because the log goes on behind them; `bytes` 0: messages that no file has, and
- * `path` is the file that should have them. */
+/* Damaged chunks that stay in place, because the log continues behind them.  `bytes` 0: messages that no file has;
+ * `path` is then the file that should have them. */
 struct recovery_skip {
     uint64_t segment, position, bytes;
     uint64_t first_offset, next_offset; /* of the messages in them */
@@ -41,12 +41,12 @@ struct recovery_skip {
 
 struct recovery_report {
     bool ran;                        /* false: same boot, nothing done */
-    char unfit[FAULT_WHERE_MAX_BYTES]; /* the file because of which it ran in the same boot; empty: there was none */
+    char unfit[FAULT_WHERE_MAX_BYTES]; /* the damaged file that made recovery run in the same boot; empty: none */
     uint64_t chunks_checked, bytes_checked;
     uint32_t cut_count;              /* all of them, also those past the maximum */
     uint64_t cut_bytes;              /* of all of them */
     uint32_t given_back;             /* segments that were not whole here any more, and are in the object store */
-    uint32_t skip_count;             /* all of them */
+    uint32_t skip_count;             /* all of them, also those past the maximum */
     struct recovery_cut cuts[RECOVERY_CUTS_MAX];
     struct recovery_skip skips[RECOVERY_CUTS_MAX];
 };

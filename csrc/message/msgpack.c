@@ -2,8 +2,8 @@
  *
  * msgpack: one reader of values, and two walks with it.
  *
- * The check walks with a stack of counts: for each open array or map the number of values that are still to come, keys
- * included, so a value of a map is a key when that number is even.  The JSON writer is recursive; the check before it
+ * The check walks with a stack of counts: for each open array or map the number of remaining values, keys included.  A
+ * value of a map is a key when that number is even.  The JSON writer is recursive; the check before it
  * bounds its depth.  A key is never written as nested JSON, because each level of quotes inside quotes would double
  * its size.
  */
@@ -28,7 +28,7 @@
 
 enum kind { NIL, BOOL, UINT, INT, REAL, STR, BIN, EXT, ARRAY, MAP };
 
-/* `size`: of str, bin and ext their bytes, which `data` has; of arrays and maps the values in them, keys included. */
+/* `size`: the bytes of a str, bin or ext, which `data` points to; the values of an array or map, keys included. */
 struct value {
     enum kind kind;
     bool truth;
@@ -81,7 +81,7 @@ INLINE bool real_set(struct value *v, struct reader_bytes *r, unsigned width)
     return !r->failed;
 }
 
-/* The next value; of an array or map its head.  False when there is none: it is cut short (`failed`), or 0xc1. */
+/* Read the next value, or the head of an array or map.  False: it is cut short (`failed`), or 0xc1. */
 INLINE bool value_read(struct reader_bytes *r, struct value *v)
 {
     uint8_t first = bytes_u8(r);
@@ -169,7 +169,7 @@ static void number_write(struct writer_bytes *w, const struct value *v)
     bytes_put(w, text, amqp_value_text(&number, text, sizeof text));
 }
 
-/* False: it is another ext, or one that ISO 8601 has no form for. */
+/* False: it is another ext, or a timestamp outside of ISO 8601. */
 static bool timestamp_read(const struct value *v, int64_t *seconds, uint32_t *nanoseconds)
 {
     if (v->type != TIMESTAMP_TYPE) return false;

@@ -35,10 +35,10 @@ enum meter_counter_kind {
     METER_NOT_APPENDED,   /* batches that their log did not take */
     METER_LOG_WARNINGS,   /* lines of the log */
     METER_LOG_ERRORS,
-    METER_NAMES_EVICTED,  /* publisher references that made room in a stream's table for another */
-    METER_NAMES_REFUSED,  /* publishers that were refused because the table held only those of connected ones */
-    METER_OFFSETS_EVICTED, /* stored offsets that made room for another reference's */
-    METER_TABLES_REBUILT, /* damaged tables of publishing ids that were built anew */
+    METER_NAMES_EVICTED,  /* publisher references that were evicted from a stream's table */
+    METER_NAMES_REFUSED,  /* publishers that were refused because all references belonged to connected ones */
+    METER_OFFSETS_EVICTED, /* stored offsets that were evicted for another reference's */
+    METER_TABLES_REBUILT, /* damaged tables of publishing ids that were rebuilt */
     METERS_COUNTERS,
 };
 

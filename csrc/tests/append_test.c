@@ -386,7 +386,7 @@ TEST(of_10300_references_the_300_oldest_are_forgotten)
     log_close(l);
 }
 
-/* A table with "p" up to 5 and nothing else. */
+/* A table that has only "p" up to 5. */
 static void tracking_clear_for_test(struct tracking *t)
 {
     struct tracking_table *table = t->table;

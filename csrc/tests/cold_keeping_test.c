@@ -343,7 +343,7 @@ TEST(a_log_begins_behind_a_hole_and_the_stubs_before_it_are_put_away)
     /* A hole right below what is here. */
     cold_unlink(360, STUB_SUFFIX);
     l = recovered();
-    EXPECT_EQ(220, atomic_load(&log_control(l)->first_offset)); /* what is here was confirmed: a gap, and no end */
+    EXPECT_EQ(220, atomic_load(&log_control(l)->first_offset)); /* the local messages were confirmed: a gap, not the end */
     cold_start();
     struct help_walk w = {0};
     help_walk_log(&w, l);

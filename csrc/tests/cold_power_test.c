@@ -11,7 +11,7 @@
 
 #define ROUNDS 600 /* each is one power cut, every third has a second one during recovery; VIBEMQ_POWER_ROUNDS=n: more */
 
-/* With durability `os` whole chunks behind a lost one stay, and offsets have a gap there. */
+/* With durability `os` valid chunks behind a lost one stay, and offsets have a gap there. */
 static struct log_options options = {.segment_bytes_max = 4096, .local_bytes_max = 9000};
 
 static uint64_t log_next(struct log *l)
@@ -73,7 +73,7 @@ static void start_again(int number)
     cut_boot++;
 }
 
-static uint64_t gaps_from; /* offsets below it are promised */
+static uint64_t gaps_from; /* offsets below it are confirmed */
 
 static void check_message(struct help_walk *w, uint64_t offset, const uint8_t *body, uint32_t bytes)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Each byte of a page and of a block with a flipped bit, at a start in the same boot and in another: what was not
- * settled is there, what was settled stays that but for the entry that was hit, and the damage is told.
+ * Each byte of a page and of a block with a flipped bit, at a start in the same boot and in another.  Unsettled messages
+ * are still delivered, only the damaged entry's settled message is delivered again, and the damage is reported.
  */
 #include "../ledger/ledger.h"
 
@@ -13,7 +13,7 @@
 
 static bool is_settled(uint64_t offset) { return offset < BASE || (offset < NEXT && offset % 3 == 0); }
 
-/* A queue with every state in two blocks, as processes leave it that are killed. */
+/* A queue with every state in two blocks, as killed processes leave it. */
 static const char *queue_made(void)
 {
     static const enum ledger_state states[] = {LEDGER_SETTLED, LEDGER_IN_FLIGHT, LEDGER_READY};
@@ -61,7 +61,7 @@ static void files_read(const char *d, struct files *files)
     }
 }
 
-/* Only what a recovery looks at and changes; the blocks are sparse. */
+/* Only the files and ranges that a recovery reads and changes; the blocks are sparse. */
 static void files_write(const char *d, const struct files *files)
 {
     for (int which = 0; which < 3; which++) {
@@ -76,7 +76,7 @@ static void files_write(const char *d, const struct files *files)
     }
 }
 
-/* How many messages that were settled are delivered again; all others have to be. */
+/* Count the settled messages that are delivered again; all unsettled ones must be. */
 static uint64_t delivered_again(const char *d)
 {
     struct ledger *l = help_open(d);
@@ -110,7 +110,7 @@ TEST(what_is_whole_stays_as_it_was)
         EXPECT(!damage.anew && !damage.page && damage.entries == 0);
         EXPECT_EQ(0, delivered_again(d));
         struct ledger *l = help_open(d);
-        EXPECT_EQ(is_same_boot ? LEDGER_IN_FLIGHT : LEDGER_READY, help_state(l, 103)); /* the next home asks */
+        EXPECT_EQ(is_same_boot ? LEDGER_IN_FLIGHT : LEDGER_READY, help_state(l, 103)); /* the next home asks its worker */
         EXPECT_EQ(is_same_boot ? 5 : 0, ledger_home_unpack(word_load(&ledger_control(l)->home)).generation);
         uint64_t waiting = 0;
         for (uint64_t at = BASE; at < NEXT; at++) waiting += !is_settled(at);

@@ -37,7 +37,7 @@ static const struct { const char *hex, *json; bool is_json; } VALUES[] = {
     {"db0000000161", "\"a\"", true}, {"90", "[]", true}, {"80", "{}", true}, {"dc000101", "[1]", true},
     {"dd00000001c0", "[null]", true}, {"81a16101", "{\"a\":1}", true}, {"de0001a16190", "{\"a\":[]}", true},
     {"df00000001a16180", "{\"a\":{}}", true}, {"82a16182a162c0a163c2a164c3", "{\"a\":{\"b\":null,\"c\":false},\"d\":true}", true},
-    /* What JSON has not. */
+    /* Values that JSON cannot carry. */
     {"c400", "\"\"", false}, {"c40200ff", "\"AP8=\"", false}, {"c50001ff", "\"/w==\"", false},
     {"c600000001ff", "\"/w==\"", false}, {"81a161c401ff", "{\"a\":\"/w==\"}", false}, {"91c401ff", "[\"/w==\"]", false},
     {"ca7fc00000", "\"NaN\"", false}, {"cb7ff8000000000000", "\"NaN\"", false}, {"cb7ff0000000000000", "\"Infinity\"", false},
@@ -51,7 +51,7 @@ static const struct { const char *hex, *json; bool is_json; } VALUES[] = {
     {"d40501", "[5,\"AQ==\"]", false}, {"d4ff01", "[-1,\"AQ==\"]", false}, {"c7000a", "[10,\"\"]", false},
     {"d58000ff", "[-128,\"AP8=\"]", false}, {"c800010701", "[7,\"AQ==\"]", false}, {"c9000000010701", "[7,\"AQ==\"]", false},
     {"d80900112233445566778899aabbccddeeff", "[9,\"ABEiM0RVZneImaq7zN3u/w==\"]", false},
-    /* Timestamps of 32, 64 and 96 bits, their ends, and what has no form in ISO 8601. */
+    /* Timestamps of 32, 64 and 96 bits, their limits, and some outside of ISO 8601. */
     {"d6ff00000000", "\"1970-01-01T00:00:00Z\"", false}, {"d6ff65539780", "\"2023-11-14T15:51:28Z\"", false},
     {"d6ffffffffff", "\"2106-02-07T06:28:15Z\"", false},
     {"d7ffee6b27fc65539780", "\"2023-11-14T15:51:28.999999999Z\"", false},
@@ -137,7 +137,7 @@ TEST(json_that_does_not_fit_says_so)
     }
 }
 
-/* Any bytes: what the check lets through is JSON within the size that was promised. */
+/* Random bytes: accepted values become valid JSON within MSGPACK_JSON_SIZE_MAX. */
 TEST(any_value_becomes_json_of_the_size_that_was_promised)
 {
     static uint8_t data[256], out[MSGPACK_JSON_SIZE_MAX(sizeof data)];

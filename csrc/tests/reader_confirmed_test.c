@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where readers end: no reader is given a message before its publisher could be confirmed, every reader gets what is
- * confirmed, and neither failed syncs nor killed processes nor a recovery leave one behind for ever.
+ * The confirmed end of readers: no reader is given a message before its publisher could be confirmed, and every reader
+ * gets all confirmed messages.  Failed syncs, killed processes and recoveries never block a reader for ever.
  */
 #include <errno.h>
 
@@ -9,7 +9,7 @@
 #include "log_help.h"
 
 static struct sys fake;
-static int fail_next; /* of the syncs to come the one with this number fails; 0: none */
+static int fail_next; /* number of the next sync that fails; 0: none */
 
 static int failing_sync(int fd)
 {
@@ -40,7 +40,7 @@ static uint64_t attached(struct log *l, enum reader_from from, int64_t value)
     return at;
 }
 
-/* Readers are given the messages [0, next) and no others, wherever they begin. */
+/* Expect readers to get exactly the messages [0, next), from every start. */
 static void expect_end(struct log *l, uint64_t next)
 {
     struct help_walk w = {.message = help_message_is_ours};
@@ -131,7 +131,7 @@ TEST(closed_segments_are_read_though_the_sync_of_the_active_one_fails)
     batch_init(&b, NULL);
     while (!last.rolled) EXPECT_OK(help_fill(l, &b, 10, 100, &last));
     control_committed(l->control, &c);
-    /* How many files a log like this one has to sync: the last of them is the active segment. */
+    /* Count the files that a sync of such a log covers: the last of them is the active segment. */
     struct log *other = make(DURABILITY_DISK, false);
     struct log_appended rolled = {0};
     while (!rolled.rolled) EXPECT_OK(help_fill(other, &b, 10, 100, &rolled));
@@ -141,7 +141,7 @@ TEST(closed_segments_are_read_though_the_sync_of_the_active_one_fails)
     log_close(other);
     EXPECT_ERR(ERR_IO, log_sync(l, &durable, NULL));
     EXPECT_EQ(c.segment, durable);
-    expect_end(l, c.segment); /* whose publishers are confirmed by this durable offset */
+    expect_end(l, c.segment); /* the publishers up to this durable offset are confirmed */
     finish(l, &b);
 }
 
@@ -167,13 +167,13 @@ TEST(messages_whose_sync_failed_are_passed_over_until_a_recovery_has_made_them_d
     expect_end(l, 10);
     EXPECT_OK(log_sync(l, &durable, NULL));
     struct help_walk w = {.message = help_message_is_ours};
-    help_walk_on(&w, &r); /* one that stood before them */
+    help_walk_on(&w, &r); /* a reader that began before them */
     EXPECT_ERR(ERR_END, w.last);
     EXPECT_EQ(13, w.messages);
     EXPECT_EQ(18, w.next);
     EXPECT(!reader_has_more(&r));
     reader_close(&r);
-    /* And those that attach in their midst, behind them and by time. */
+    /* And readers that attach within them, behind them and by time. */
     for (int64_t from = 0; from < 18; from++) {
         struct help_walk on = {.message = help_message_is_ours};
         EXPECT_OK(reader_open(&r, l, READER_OFFSET, from, NULL));
@@ -217,7 +217,7 @@ TEST(a_page_without_a_confirmed_record_gets_one_at_the_next_start)
         batch_init(&b, NULL);
         for (int i = 0; i < 20; i++) EXPECT_OK(help_fill(l, &b, 10, 100, NULL));
         if (durability == DURABILITY_DISK) EXPECT_OK(log_sync(l, &durable, NULL));
-        /* As an older version leaves it. */
+        /* A page as an older version leaves it. */
         struct control *c = l->control;
         memset(c->confirmed_slots, 0, sizeof c->confirmed_slots);
         atomic_store(&c->confirmed_sequence, 0);
@@ -231,7 +231,7 @@ TEST(a_page_without_a_confirmed_record_gets_one_at_the_next_start)
     }
 }
 
-/* What the archiver says of the chunks that it has sent. */
+/* Return the record with which the archiver confirms the chunks below `offset`. */
 static struct commit place_of(struct log *l, uint64_t offset)
 {
     struct reader r;
@@ -259,7 +259,7 @@ TEST(a_reader_of_durability_remote_ends_where_the_archiver_says)
         control_confirm(l->control, &c);
         expect_end(l, end);
         struct commit back = place_of(l, 10);
-        control_confirm(l->control, &back); /* one who begins again */
+        control_confirm(l->control, &back); /* an archiver that begins again */
         expect_end(l, end);
     }
     finish(l, &b);
@@ -267,7 +267,7 @@ TEST(a_reader_of_durability_remote_ends_where_the_archiver_says)
 
 TEST(after_another_boot_a_remote_log_is_read_as_far_as_the_store_is_known_to_have_it)
 {
-    for (int lost = 0; lost < 3; lost++) { /* the old page is there; is gone, as after a restore; is told of more */
+    for (int lost = 0; lost < 3; lost++) { /* the old page exists; is missing, as after a restore; is raised */
         struct log *l = make(DURABILITY_REMOTE, false);
         struct batch b;
         struct recovery_report report;
@@ -282,7 +282,7 @@ TEST(after_another_boot_a_remote_log_is_read_as_far_as_the_store_is_known_to_hav
         log_close(l);
         if (lost == 1) EXPECT_EQ(0, unlink(control));
         if (lost == 2) EXPECT_OK(control_old_confirm(path, &more, NULL));
-        if (lost == 2) EXPECT_OK(control_old_confirm(path, &c, NULL)); /* nothing is taken back */
+        if (lost == 2) EXPECT_OK(control_old_confirm(path, &c, NULL)); /* a lower record is ignored */
         EXPECT_OK(recovery_run(path, &(struct log_options){.durability = DURABILITY_REMOTE}, NULL, &report, NULL));
         EXPECT(report.ran);
         REQUIRE_OK(log_open(path, &l, NULL));
@@ -311,8 +311,8 @@ TEST(what_retention_took_before_the_store_had_it_is_behind_readers)
     finish(l, &b);
 }
 
-/* Random appends, syncs that fail or not, and new segments, against the rule: what readers are given is what a sync has
- * covered, but for what a failed one gave up, at every step and from every offset. */
+/* Random appends, syncs that fail or not, and new segments, against the rule at every step and from every offset:
+ * readers get the messages that a sync has covered, except those of a failed sync. */
 TEST(at_every_step_of_random_work_readers_have_what_is_confirmed_and_nothing_else)
 {
     for (int round = 0; round < 60; round++) {
@@ -342,7 +342,7 @@ TEST(at_every_step_of_random_work_readers_have_what_is_confirmed_and_nothing_els
             EXPECT_OK(reader_open(&r, l, READER_OFFSET, (int64_t)from, NULL));
             bool has_more = reader_has_more(&r);
             uint64_t begins = r.next_offset < from ? r.next_offset : from;
-            for (uint64_t i = begins; i < from; i++) want += confirmed[i]; /* its chunk is given whole */
+            for (uint64_t i = begins; i < from; i++) want += confirmed[i]; /* a reader gets its whole chunk */
             help_walk_on(&w, &r);
             EXPECT_ERR(ERR_END, w.last);
             EXPECT_EQ(want, w.messages);

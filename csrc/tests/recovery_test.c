@@ -361,7 +361,7 @@ static void expect_next(uint64_t offset, uint64_t id)
     EXPECT_EQ(id, last);
 }
 
-/* Nothing of this log was ever synced. */
+/* This log was never synced. */
 TEST(with_os_a_damaged_chunk_costs_itself_where_the_next_one_fits)
 {
     for (unsigned round = 0; round < 300; round++) {
@@ -380,7 +380,7 @@ TEST(with_os_a_damaged_chunk_costs_itself_where_the_next_one_fits)
         help_walk_log(&w, l);
         EXPECT_EQ(60 - 5 * count, w.messages);
         expect_next(60, 11);
-        EXPECT_OK(recover(&report)); /* in the boot after that it is known to be durable */
+        EXPECT_OK(recover(&report)); /* the boot after that knows it to be durable */
         EXPECT_EQ(0, report.cut_count);
         w = (struct help_walk){0};
         help_walk_log(&w, l);
@@ -400,7 +400,7 @@ TEST(with_os_damage_behind_which_nothing_fits_is_cut_off)
     EXPECT_EQ(0, report.skip_count);
     expect_next(55, 10);
     log_close(l);
-    /* Without index nobody knows where a chunk with a damaged header ends: what follows may never have been committed. */
+    /* Without an index the end of a chunk with a damaged header is unknown: later bytes may never have been committed. */
     make_log();
     flip(before->segment, SEGMENT_SUFFIX, before->position + 36, 3);
     struct file_path file = file_path_numbered(path, before->segment, INDEX_SUFFIX);

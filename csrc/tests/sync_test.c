@@ -102,7 +102,7 @@ TEST(a_failed_sync_closes_the_segment_and_is_never_tried_again_there)
     EXPECT(!log_sync_failed(l, next.first_offset, next.next_offset));
     EXPECT(log_sync_failed(l, lost.first_offset, lost.next_offset)); /* for good */
     struct help_walk w = {0};
-    help_walk_log(&w, l); /* readers pass over it */
+    help_walk_log(&w, l); /* readers skip it */
     EXPECT_EQ(13, w.messages);
     EXPECT_EQ(18, w.next);
     struct segment_header h;

@@ -7,7 +7,7 @@
 #include "../log/segment.h"
 #include "log_help.h"
 
-/* The same memory for every test, emptied. */
+/* Return an empty table in the same memory for every test. */
 static struct tracking *table(void)
 {
     static struct tracking *t;
@@ -71,7 +71,7 @@ TEST(the_reference_of_the_oldest_chunk_makes_room_behind_10000)
     EXPECT_OK(find_number(t, TRACKING_REFERENCES_MAX + 499));
     EXPECT_OK(find_number(t, 501));
     EXPECT_ERR(ERR_NOT_FOUND, find_number(t, 500));
-    EXPECT_OK(tracking_raise(t, TRACKING_TRANSACTIONS, TRACKING_TRANSACTIONS_BYTES, 1, 0)); /* has a place of its own */
+    EXPECT_OK(tracking_raise(t, TRACKING_TRANSACTIONS, TRACKING_TRANSACTIONS_BYTES, 1, 0)); /* has its own slot */
     EXPECT_OK(find_number(t, 501));
     EXPECT_EQ(TRACKING_SLOTS, t->table->used);
     EXPECT_OK(raise_number(t, 20000));
@@ -100,8 +100,8 @@ TEST(a_pinned_reference_is_never_evicted_and_a_name_too_many_is_refused)
     struct fault f = {0};
     EXPECT_ERR(ERR_LIMIT, tracking_pin(t, b, 1, "one more", 8, &evicted, &f));
     EXPECT_ERR(ERR_EMPTY, tracking_find(t, "d1", 2, &sequence));
-    EXPECT_OK(tracking_reserve(t, 0, NULL)); /* also for what transactions append */
-    EXPECT_ERR(ERR_LIMIT, tracking_reserve(t, 1, &f)); /* a publisher that is not declared any more */
+    EXPECT_OK(tracking_reserve(t, 0, NULL)); /* also for appends of transactions */
+    EXPECT_ERR(ERR_LIMIT, tracking_reserve(t, 1, &f)); /* a publisher that is no longer declared */
     EXPECT_OK(tracking_raise(t, TRACKING_TRANSACTIONS, TRACKING_TRANSACTIONS_BYTES, 1, 0));
     EXPECT_ERR(ERR_LIMIT, tracking_reserve(t, 1, &f));
     EXPECT_OK(tracking_pin(t, b, 2, "d1", 2, &evicted, NULL)); /* on two workers */
@@ -127,7 +127,7 @@ TEST(the_pins_of_a_killed_worker_and_of_an_earlier_run_hold_nothing)
     EXPECT_ERR(ERR_LIMIT, tracking_pin(t, b, 1, "one more", 8, &evicted, NULL));
     doorbell_sit(b, 0, 2);
     EXPECT_OK(tracking_pin(t, b, 1, "one more", 8, &evicted, NULL));
-    EXPECT(!evicted); /* what was declared there, and never published, is gone */
+    EXPECT(!evicted); /* the reference declared there, which never published, was removed */
     tracking_check(t);
     EXPECT_EQ(TRACKING_REFERENCES_MAX * 3 / 4 + 1, t->table->used);
     b = board(200);
@@ -162,7 +162,7 @@ TEST(a_snapshot_reads_back_and_every_flipped_bit_is_noticed)
         EXPECT_OK(tracking_raise(t, name, i, i * 1000, i));
     }
     bool evicted;
-    EXPECT_OK(tracking_pin(t, board(1), 0, "silent", 6, &evicted, NULL)); /* is not in it */
+    EXPECT_OK(tracking_pin(t, board(1), 0, "silent", 6, &evicted, NULL)); /* is not in the snapshot */
     EXPECT_OK(tracking_snapshot_write(t, directory, 77, true, NULL));
     EXPECT_OK(tracking_new(&had, NULL));
     struct fault f;
@@ -248,7 +248,7 @@ TEST(a_mapped_table_grows_and_every_process_that_has_it_sees_what_another_adds)
     mkdir(directory, 0750);
     EXPECT_OK(tracking_create(directory, false, NULL));
     EXPECT_OK(file_stat_of(path.text, &st, NULL));
-    EXPECT(st.st_size < 4096); /* what a stream without named publishers costs */
+    EXPECT(st.st_size < 4096); /* the size for a stream without named publishers */
     REQUIRE_OK(tracking_map(directory, &one, NULL));
     REQUIRE_OK(tracking_map(directory, &two, NULL));
     for (uint64_t i = 0; i < TRACKING_REFERENCES_MAX + 300; i++) {
@@ -340,7 +340,7 @@ TEST(with_any_byte_of_the_table_flipped_nothing_is_confirmed_that_was_not_stored
         close(fd);
         EXPECT_OK(recovery_run(path, &(struct log_options){.segment_bytes_max = 4096}, NULL, &report, NULL));
         REQUIRE_OK(log_open(path, &l, NULL));
-        /* Of each publisher the last message once more, and a new one. */
+        /* Each publisher's last message once more, and a new one. */
         for (int i = 0; i < 6; i++) {
             char name[8];
             snprintf(name, sizeof name, "p%d", i);

@@ -216,7 +216,7 @@ TEST(a_ledger_of_another_version_refuses_who_opens_or_recovers_it)
     }
 }
 
-/* Also of a page of a broker that wrote no check. */
+/* Also for a page of a broker that wrote no check. */
 TEST(a_flipped_version_of_what_is_mapped_is_damage_in_any_boot)
 {
     for (size_t i = 0; i < 2; i++)

@@ -49,7 +49,7 @@ TEST(a_state_is_swapped_only_if_nobody_was_faster)
     EXPECT_EQ(ledger_with_state(&entry, seen, LEDGER_SETTLED), word_load(&entry.word));
 }
 
-/* So a single flipped bit of an entry shows at any time, wherever it is. */
+/* The check shows each single flipped bit of an entry. */
 TEST(each_flipped_bit_of_an_entry_shows)
 {
     struct ledger_word w = {LEDGER_IN_FLIGHT, 2, 1000, 62, 0x5A5, 0xABC, 77};
@@ -62,7 +62,7 @@ TEST(each_flipped_bit_of_an_entry_shows)
         EXPECT_EQ(ledger_pack(w), word & LEDGER_CONTENT_MASK);
         for (int bit = 0; bit < 64; bit++) {
             EXPECT(!ledger_fits(word, entry.place ^ UINT64_C(1) << bit));
-            bool is_mark = bit == 63; /* without it the rest is as it was */
+            bool is_mark = bit == 63; /* without it the word has no check */
             EXPECT_EQ(is_mark, ledger_fits(word ^ UINT64_C(1) << bit, entry.place));
         }
     }
