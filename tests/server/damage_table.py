@@ -128,7 +128,14 @@ FILES = (
         "none; with `[remote]` the start is refused: restore it from a backup",
     ),
     Kind("`meta.db`", "meta.db", REFUSED, REFUSED, REFUSED, "restore it from a backup, or from the bucket"),
-    Kind("`meta.check`", "meta.check", REFUSED, REFUSED, REFUSED, "restore it with `meta.db` from a backup"),
+    Kind(
+        "`meta.check`",
+        "meta.check",
+        REFUSED,
+        REFUSED,
+        REFUSED,
+        "restore it with `meta.db` from a backup, or remove it to accept `meta.db` as it is",
+    ),
     Kind(
         "`meta.db-wal`",
         "meta.db-wal",

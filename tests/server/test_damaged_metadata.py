@@ -123,10 +123,24 @@ def test_users_are_changed_by_commands_between_two_runs_and_the_broker_starts_ag
             pass
 
 
-def test_a_right_that_is_changed_in_the_file_is_not_given(tmp_path):
+def test_a_row_that_another_program_changed_is_refused_until_the_operator_accepts_it(tmp_path):
     data = tmp_path / "data"
     killed(data)
     with sqlite3.connect(data / "meta.db") as db:  # the log is carried over, and no digest of the file is kept
         db.execute("UPDATE users SET is_superuser = 1 WHERE name = 'eve'")
     db.close()
-    assert "users, permissions or virtual hosts are not as they were written; nobody is let in" in refused(data)
+    said = refused(data)
+    assert "users, permissions or virtual hosts are not as they were written; nobody is let in" in said
+    assert f"remove {data}/meta.check and start again" in said
+    with sqlite3.connect(data / "meta.db") as db:
+        db.execute("UPDATE users SET is_superuser = 0 WHERE name = 'eve'")
+        db.execute("UPDATE streams SET queue = json_set(queue, '$.max_messages', 7) WHERE name = 'orders'")
+    db.close()
+    said = refused(data)
+    assert "rows of streams are not as they were written" in said
+    assert f"to accept all rows as they are now, remove {data}/meta.check and start again" in said
+    assert "rows of streams" in command(data, "users", "list").stderr
+    os.unlink(data / "meta.check")
+    with broker(data) as served, vibemq.client.connect(url(served)) as client:
+        assert client.queue_info("orders")
+    assert command(data, "users", "list").returncode == 0

@@ -269,7 +269,7 @@ def test_a_commit_before_which_its_check_was_not_written_is_believed(stopped, mo
     folder, _ = stopped
     metadata = started(folder, BOOT)
     with monkeypatch.context() as patch:
-        patch.setattr(integrity, "note_access", lambda *_: None)  # killed there
+        patch.setattr(integrity, "note_access", lambda *_, **__: None)  # killed there
         metadata.revoke("user4", "orders.4.*")
     metadata.close()
     metadata = started(folder, BOOT)
@@ -329,3 +329,99 @@ def test_any_byte_of_a_frame_is_found_where_one_bit_is_flipped(tmp_path):
     assert (wal.read_log(lost).bad_frame, wal.read_log(lost).is_one_bit) == (1, False)
     assert wal.read_index((tmp_path / "any.db-shm").read_bytes()).frames == (len(log) - 32) // (24 + 512)
     db.close()
+
+
+def test_a_flipped_bit_of_any_row_is_named_with_its_table_after_a_kill(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    metadata = Metadata(str(folder / "meta.db"))
+    metadata.begin_serving(BOOT)
+    change(metadata)
+    metadata.set_policy("/", "short", "^orders", {"max-length": 1234567}, 3, "queues")
+    metadata.add_exchange("/", "fan", {"x-super-stream": True, "colour": "amber"})
+    metadata.close()
+    raw = (folder / "meta.db").read_bytes()
+    for text, named in (
+        (b'"max_messages":', "streams"),
+        (b'"max-age": "4h"', "streams"),
+        (b"1234567", "policies"),
+        (b"amber", "exchanges"),
+    ):
+        at = (raw.index(text) if text in raw else raw.index(text.replace(b" ", b""))) + 2
+        flip(folder / "meta.db", at, 0)
+        with pytest.raises(StorageError, match=f"rows of {named} are not as they were written") as refused:
+            started(folder, OTHER_BOOT)
+        assert f"to accept all rows as they are now, remove {folder}/meta.check and start again" in refused.value.hint
+        (folder / "meta.db").write_bytes(raw)
+        for name in ("meta.db-wal", "meta.db-shm"):
+            (folder / name).unlink(missing_ok=True)
+    started(folder, OTHER_BOOT).close()
+
+
+def test_rows_that_another_program_changed_are_accepted_once_the_check_is_removed(stopped):
+    folder, _ = stopped
+    with sqlite3.connect(folder / "meta.db") as db:
+        db.execute("UPDATE streams SET arguments = '{}' WHERE name = 'stream3'")
+    db.close()
+    with pytest.raises(StorageError, match="its content has changed") as refused:
+        started(folder, BOOT)
+    assert f"remove {folder}/meta.check and start again" in refused.value.hint
+    os.unlink(folder / "meta.check")
+    metadata = started(folder, BOOT)
+    assert [each.arguments for each in metadata.streams() if each.name == "stream3"] == [{}]
+    metadata.delete_stream("/", "stream4")
+    metadata.close()
+    started(folder, BOOT).close()
+
+
+def test_sums_stay_right_over_every_kind_of_change(stopped):
+    folder, _ = stopped
+    metadata = started(folder, BOOT)
+    metadata.delete_user("user5")  # with its permissions
+    metadata.grant("user6", "orders.6.*", [1, 2])
+    metadata.delete_stream("/", "stream1")
+    metadata.add_vhost("shop")
+    metadata.create_stream("shop", "cart", {}, "os", 100)
+    metadata.set_policy("shop", "p", ".*", {"max-length": 5}, 0, "queues")
+    metadata.delete_stream("shop", "cart")
+    metadata.delete_vhost("shop")
+    with pytest.raises(StorageError), metadata._writing(synced=False) as db:
+        db.execute("UPDATE streams SET arguments = 'undone'")
+        raise StorageError("ERR_IO", "in its middle")
+    metadata.close()
+    started(folder, OTHER_BOOT).close()
+
+
+def test_several_flipped_bits_of_the_log_undo_no_synced_change_of_a_stream_after_another_boot(killed):
+    folder, _ = killed
+    live = Metadata(str(folder / "meta.db"))
+    live.create_stream("/", "kept", {}, "disk", 100)
+    at = (folder / "meta.db-wal").stat().st_size
+    live.create_stream("/", "synced", {}, "disk", 100)
+    copy = folder.with_name("damaged")
+    shutil.copytree(folder, copy)
+    live.close()
+    for place in range(at + 100, at + 160, 9):
+        flip(copy / "meta.db-wal", place, 3)
+    with pytest.raises(StorageError, match="synced changes were answered, and only") as refused:
+        started(copy, OTHER_BOOT)
+    assert f"to accept streams, queues and all else as they are now, remove {copy}/meta.check" in refused.value.hint
+    os.unlink(copy / "meta.check")
+    metadata = started(copy, OTHER_BOOT)
+    assert {each.name for each in metadata.streams()} >= {"stream7", "kept"}
+    metadata.close()
+
+
+def test_a_change_of_a_stream_syncs_one_file_and_a_change_of_a_user_two(stopped, monkeypatch):
+    folder, _ = stopped
+    metadata = started(folder, BOOT)
+    metadata.create_stream("/", "first", {}, "disk", 100)
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
+    metadata.create_stream("/", "second", {}, "disk", 100)  # SQLite's sync of its log is not Python's
+    metadata.create_stream("/", "third", {}, "os", 100)
+    assert synced == []
+    metadata.add_user("carol", "hash")
+    assert synced == [f"{folder}/meta.check"]
+    metadata.close()

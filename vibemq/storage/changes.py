@@ -16,11 +16,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from vibemq.errors import StorageError
+from vibemq.storage import row_sums
 
 Changes = list[list[Any]]
 
-#: Whose database it is: the one table that is never part of what is changed.
+#: Whose database it is.
 BINDING = "remote"
+#: Tables of this machine's file, which are never part of what is changed.
+_OWN = (BINDING, *row_sums.CHECKS)
 #: What only this machine wants to know, by table: an update of nothing else is no change.
 LOCAL = {"applications": frozenset(("peer", "seen_ms"))}  # the sight of a run, as often as it stages
 
@@ -120,7 +123,9 @@ def forget(db: sqlite3.Connection) -> None:
 def _tables(db: sqlite3.Connection) -> dict[str, _Table]:
     names = "SELECT name FROM main.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite~_%' ESCAPE '~'"
     found = {}
-    for (name,) in db.execute(f"{names} AND name <> ? ORDER BY name", (BINDING,)).fetchall():
+    for (name,) in db.execute(f"{names} ORDER BY name").fetchall():
+        if name in _OWN:
+            continue
         info = db.execute(f'PRAGMA main.table_info("{name}")').fetchall()
         columns = {column: kind.upper() == "BLOB" for _, column, kind, *_ in info}
         key = tuple(column for _, column, *_, at in sorted(info, key=lambda each: each[-1]) if at)

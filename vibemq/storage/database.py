@@ -28,7 +28,7 @@ from functools import partial, wraps
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from vibemq.errors import MetadataRace, StorageError
-from vibemq.storage import changes, integrity, ownership
+from vibemq.storage import changes, integrity, ownership, row_sums
 from vibemq.storage.changes import Binding, Changes, NumberTaken
 from vibemq.storage.records import Record, Table
 
@@ -121,6 +121,7 @@ class Database:
             False,
             False,
         )
+        self._local.is_summed = self._local.is_in_directory = False
         return db
 
     @contextmanager
@@ -158,9 +159,13 @@ class Database:
     @contextmanager
     def _transaction(self, synced: bool) -> Iterator[sqlite3.Connection]:
         """As ``_writing``, for what is not to be published."""
+        number = 0
         try:
             db = self._connection()
             self.make_room()
+            if not self._local.is_summed:
+                row_sums.watch(db)
+                self._local.is_summed = True
             if synced:
                 db.execute("PRAGMA synchronous = FULL")
             try:
@@ -169,7 +174,10 @@ class Database:
                     if not self._local.changes_began:
                         integrity.begin_changes(self.path)
                         self._local.changes_began = True
+                    before = db.total_changes
                     yield db
+                    if synced and db.total_changes != before:
+                        number = row_sums.count_synced(db)
                     db.execute("COMMIT")
                 except BaseException:
                     if db.in_transaction:
@@ -178,8 +186,11 @@ class Database:
             finally:
                 if synced:
                     db.execute("PRAGMA synchronous = NORMAL")
-            if synced:
+            if synced and not self._local.is_in_directory:  # while this connection is open, its files keep their names
                 _sync_directory(os.path.dirname(self.path))
+                self._local.is_in_directory = True
+            if number:
+                integrity.note_synced(self.path, number)
         except sqlite3.Error as problem:
             raise _storage_error(self.path, problem) from problem
 
@@ -287,7 +298,7 @@ class Database:
             db.execute("UPDATE remote SET number = ?, epoch = ?", (number, max(epoch, bound.epoch)))
             are_others = _account_changes(db) != accounts
         if are_others:
-            self._note_access()
+            self._note_access(synced=False)  # the bucket has the change
         return True
 
     # ---- is it whole? ----
@@ -310,8 +321,27 @@ class Database:
             raise StorageError("ERR_CORRUPT", f"{self.path} is damaged: {found}; nothing was changed", hint=RESTORE)
 
     def require_access(self) -> None:
-        """Refuse users and permissions that are not those that were answered.  Raises StorageError."""
-        integrity.require_access(self.path, *self._access())
+        """Refuse users and permissions that are not those that were answered, and other damaged rows.
+
+        Raises StorageError.
+        """
+        changes_made, digest = self._access()  # which makes a database that is missing
+        if integrity.accepts_rows(self.path):
+            with self._transaction(synced=False) as db:
+                row_sums.make(db)
+                integrity.note_access(self.path, changes_made, digest)
+            return
+        integrity.require_access(self.path, changes_made, digest)
+        with self._reading() as db:
+            db.execute("BEGIN")
+            try:
+                names, is_bound = row_sums.damaged(db), changes.binding(db) is not None
+                number = row_sums.synced(db)
+            finally:
+                db.execute("ROLLBACK")
+        integrity.require_rows(self.path, names)
+        if not is_bound:  # else the bucket has the missing changes
+            integrity.require_synced(self.path, number)
 
     def begin_serving(self, boot: str) -> None:
         """Record that processes of this boot use it from now on.  Raises StorageError."""
@@ -336,9 +366,9 @@ class Database:
             finally:
                 db.execute("ROLLBACK")
 
-    def _note_access(self) -> None:
+    def _note_access(self, *, synced: bool = True) -> None:
         """After a change of users or permissions is committed, and before it is answered."""
-        integrity.note_access(self.path, *self._access())
+        integrity.note_access(self.path, *self._access(), synced=synced)
 
     def _refuse_newer(self) -> None:
         """Raises StorageError where the schema is newer than ours, and changes no byte of any file.
@@ -374,9 +404,12 @@ class Database:
             integrity.begin_changes(self.path)
             version = _schema_version(db)
             self._require_known(version)
+            if not integrity.accepts_rows(self.path):
+                integrity.require_rows(self.path, row_sums.damaged(db))
             for script in self._migrations[version:]:
                 for statement in filter(str.strip, script.split(";")):
                     db.execute(statement)
+            row_sums.make(db)
             db.execute(f"PRAGMA user_version = {len(self._migrations)}")
             db.execute("COMMIT")
         except BaseException:
@@ -427,5 +460,7 @@ def _storage_error(path: str, problem: sqlite3.Error) -> StorageError:
         for file, is_directory in (*files, (os.path.dirname(path), True)):
             if refused := ownership.refusal(file, directory=is_directory):
                 return StorageError(code, f"cannot use {path}: {refused.why}", hint=refused.hint)
+    if str(problem).startswith("Could not decode to UTF-8"):  # Python's, which has no number
+        code = "ERR_CORRUPT"
     hint = RESTORE if code == "ERR_CORRUPT" else ""
     return StorageError(code, f"{path}: {problem}" + (f" ({name})" if name else ""), hint=hint)

@@ -6,11 +6,16 @@ file records:
 
 * of users, permissions and virtual hosts: the number of changes that were answered, and a digest of these tables.  They
   are on disk before such a change is answered.
+* of all synced changes: their number.  It is written before such a change is answered, and not synced: the number is
+  on disk some seconds later.
 * of the whole file: its digest, from an orderly stop to the next change.
 * in which boot a broker last served: within it every frame of the write-ahead log is in memory or on disk.
 
 A database that has fewer changes than were answered, or others, is refused.  One that has more is believed: a process
-was killed between its commit and this file, and nobody was answered.
+was killed between its commit and this file, and nobody was answered.  Rows of all tables have sums in the database
+itself (storage.row_sums).
+
+An operator who accepts a database as it is removes this file: then it and the sums are made anew.
 
 The file is overwritten in place, so no write of it needs room on the disk.  It holds the same sector twice, so
 a power cut or a flipped bit damages at most one of them.
@@ -60,6 +65,7 @@ class Check:
     boot: str = ""  # in which a broker last served
     digest: str = ""  # of the database file; empty: somebody may have changed it since
     size_bytes: int = 0  # of that
+    synced: int = 0  # changes that were synced before they were answered
 
 
 def path_of(database: str) -> str:
@@ -84,13 +90,28 @@ def read(database: str) -> Check | None:
     return _parsed(path, there) if there else None
 
 
-def note_access(database: str, changes: int, digest: str) -> None:
+def note_access(database: str, changes: int, digest: str, *, synced: bool = True) -> None:
     """Record that this many changes were made, before they are answered; a later record stays.  Raises StorageError."""
 
     def newer(check: Check) -> Check:
         return check if check.changes > changes else replace(check, changes=changes, access=digest)
 
-    _update(database, newer)
+    _update(database, newer, synced=synced)
+
+
+def note_synced(database: str, number: int) -> None:
+    """Record how many changes were synced, before the last is answered; a later record stays.  Raises StorageError.
+
+    A power cut may undo the record: then fewer changes are known to have been answered, and damage of many bits in the
+    write-ahead log within these seconds is not told from its end.
+    """
+    _update(database, lambda check: replace(check, synced=max(check.synced, number)), synced=False)
+
+
+def accepts_rows(database: str) -> bool:
+    """Is nothing known of the rows, as with a database of an older version, or where an operator removed the file?"""
+    check = read(database)
+    return check is None or not check.access
 
 
 def begin_changes(database: str) -> None:
@@ -159,10 +180,7 @@ def require_access(database: str, changes: int, digest: str) -> None:
     if check is None or changes > check.changes or not check.access:
         note_access(database, changes, digest)
         return
-    accept = (
-        f"restore the data directory from a backup or the bucket; to accept users and permissions as they are now, "
-        f"remove {path_of(database)} and start again"
-    )
+    accept = _accept(database, "users and permissions")
     if changes < check.changes:
         raise StorageError(
             "ERR_CORRUPT",
@@ -176,6 +194,35 @@ def require_access(database: str, changes: int, digest: str) -> None:
             f"{database}: users, permissions or virtual hosts are not as they were written; nobody is let in",
             hint=accept,
         )
+
+
+def require_rows(database: str, tables: list[str]) -> None:
+    """Raises StorageError where these tables do not fit their sums."""
+    if tables:
+        raise StorageError(
+            "ERR_CORRUPT",
+            f"{database}: rows of {', '.join(tables)} are not as they were written; nothing was changed",
+            hint=_accept(database, "all rows"),
+        )
+
+
+def require_synced(database: str, number: int) -> None:
+    """Compare the number of synced changes with those that were answered.  Raises StorageError."""
+    check = read(database)
+    if check is not None and number < check.synced:
+        raise StorageError(
+            "ERR_CORRUPT",
+            f"{database}: {check.synced} synced changes were answered, and only {number} are in it: later ones are "
+            "lost; nothing was changed",
+            hint=_accept(database, "streams, queues and all else"),
+        )
+
+
+def _accept(database: str, what: str) -> str:
+    return (
+        f"restore the data directory from a backup or the bucket; to accept {what} as they are now, "
+        f"remove {path_of(database)} and start again"
+    )
 
 
 # ---- the write-ahead log ----
@@ -256,15 +303,15 @@ def _digest(path: str) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def _update(database: str, change: Callable[[Check], Check]) -> None:
-    with _locked(database) as (write, check):
+def _update(database: str, change: Callable[[Check], Check], *, synced: bool = True) -> None:
+    with _locked(database, synced=synced) as (write, check):
         changed = change(check)
         if changed != check:
             write(changed)
 
 
 @contextmanager
-def _locked(database: str) -> Iterator[tuple[Callable[[Check], None], Check]]:
+def _locked(database: str, *, synced: bool = True) -> Iterator[tuple[Callable[[Check], None], Check]]:
     """Lock the file, and create it where it is missing; yield a function that writes it, and its content."""
     path = path_of(database)
     folder = os.path.dirname(path)
@@ -280,9 +327,10 @@ def _locked(database: str) -> Iterator[tuple[Callable[[Check], None], Check]]:
             def write(check: Check) -> None:
                 said = json.dumps({"format": FORMAT, **asdict(check)})
                 os.pwrite(fd, COPIES * (f"{_sum(said)} {said}".encode().ljust(COPY_BYTES - 1) + b"\n"), 0)
-                os.fsync(fd)
-                if not there:
-                    _sync_folder(folder)
+                if synced:
+                    os.fsync(fd)
+                    if not there:
+                        _sync_folder(folder)
 
             yield write, _parsed(path, there) if there else Check()
         finally:

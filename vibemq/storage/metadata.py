@@ -229,6 +229,15 @@ MIGRATIONS = (
     """
     ALTER TABLE remote ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
     """,
+    # Checks of this file alone: see storage.row_sums.
+    """
+    CREATE TABLE row_sums (
+        named TEXT PRIMARY KEY,
+        sum   INTEGER NOT NULL
+    );
+    CREATE TABLE synced (changes INTEGER NOT NULL);
+    INSERT INTO synced (changes) VALUES (0);
+    """,
 )
 
 STREAMS = Table("streams", StreamRecord, directory=None)
