@@ -172,14 +172,14 @@ class Queues(Struct, frozen=True, kw_only=True):
     auto_create: bool = True
     auto_create_needs_permission: bool = False
     max_messages: Annotated[int, Meta(ge=0, le=1_000_000_000_000)] = 0
-    # 0: a queue with a dead-letter queue has a limit of its own (broker/options.py), and one without drops nothing.
+    # 0: the default of broker/options.py with a dead-letter queue, no limit without one.
     attempts_max: Annotated[int, Meta(ge=0, le=1000)] = 0
     ack_timeout_ms: Annotated[int, Meta(ge=10, le=86_400_000)] = 30_000
     backoff_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 2000
     backoff_max_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 120_000
     prefetch: Annotated[int, Meta(ge=1, le=10_000_000)] = 256
     prefetch_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
-    # A client that lost its connection is back within seconds, and a program that restarts within a minute.
+    # A client reconnects within seconds, and a program restarts within a minute.
     member_grace_s: Annotated[int, Meta(ge=1, le=86_400)] = 60
     # Below the 10 s after which .NET clients give a command up.
     block_timeout_ms: Annotated[int, Meta(ge=100, le=600_000)] = 8000
@@ -218,7 +218,7 @@ class Remote(Struct, frozen=True, kw_only=True):
     # A store that is away for longer is not coming back by itself: publishers are told.  0: they wait for ever.
     timeout_s: Annotated[int, Meta(ge=0, le=86_400)] = 0
     segment_age_s: Annotated[int, Meta(ge=10, le=604_800)] = 600
-    # Of streams `os` and `disk`, after another broker has taken this one's place: each look for that is a request.
+    # Bounds the confirms of `os` and `disk` streams after another broker took over. Each check costs a request.
     deposed_after_s: Annotated[int, Meta(ge=1, le=3600)] = 5
     tier: bool = True
     local_size_max_bytes: Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)] = 0

@@ -2,7 +2,7 @@
 """What may happen for every message or connection, in the log: at once first, then once a minute with the count.
 
 A flood of events must not become a flood of lines: the disk that is full would be filled by saying so.  Everybody may
-use this.  ``say_fault`` logs an exception that nobody expected in the same way: a peer may cause it again and again.
+use this.  ``say_fault`` logs an unexpected exception in the same way, because a peer may cause it repeatedly.
 Nothing is kept back for ever: whoever runs a loop calls ``say_due`` now and then (worker, supervisor and admin process
 do), and ``say_rest`` before it ends.
 """
@@ -57,7 +57,7 @@ class OnceAMinute:
             return self._say(subject, message, args, count)
 
     def say_fault(self, problem: BaseException | None, message: str, *args: object) -> bool:
-        """Log an exception that nobody expected; return True when it was logged now.
+        """Log an unexpected exception; return True when it was logged now.
 
         The subject is `message` with the exception's type and the place that raised it."""
         at = None if problem is None else problem.__traceback__

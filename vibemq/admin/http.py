@@ -204,7 +204,7 @@ class Server:
         answer: Answer
         try:
             answer = await in_thread(handle, self._api, method, path, caller, request.query, body, reason)
-        except Exception as problem:  # a mistake of ours; the process goes on
+        except Exception as problem:  # a bug in this program; the process continues
             faults.say_fault(problem, "%s %s failed by an error of ours", request.method, path)
             answer = Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})
         if method != "GET" and answer.status < 300 and path != CHANGES:  # which says itself who did what

@@ -30,7 +30,7 @@ PREFETCH_MAX = 256  # as many as the broker gives without being told; with --cou
 @click.option("--no-ack", is_flag=True, help="Leave the messages in the queue: they go back when this ends.")
 @click.option("--prefetch", type=click.IntRange(min=1), metavar="N", help="Messages on their way to us at a time.")
 @click.option("--follow/--drain", default=True, help="Wait for more (default), or end when the queue is empty.")
-@click.option("--subscriber", default="", metavar="NAME", help="A member of a fan-out, whose copies wait for it.")
+@click.option("--subscriber", default="", metavar="NAME", help="A member of a fan-out; its copies wait for it.")
 @click.option("--subscriber-ttl", type=click.IntRange(min=0), default=0, metavar="S", help="For so long.")
 @click.option("--create", is_flag=True, help="Make the queue if there is none, also of a stream of that name.")
 @queues_options

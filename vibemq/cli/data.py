@@ -73,7 +73,7 @@ class DataDir:
     def __init__(self, config_path: str | None, data_dir: str | None) -> None:
         self._config_path = config_path
         self._data_dir = data_dir
-        self._is_looked_at = False  # the database, before this process used it
+        self._is_looked_at = False  # the database was checked before its first use by this process
 
     @functools.cached_property
     def config(self) -> Config:

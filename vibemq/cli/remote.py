@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vibemq remote``: looks into the bucket, cleans it and tries its store; it needs the configuration and no broker."""
+"""``vibemq remote``: inspects, cleans and tests an object store; it needs the configuration and no broker."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ _store_options = options_as(
 
 @click.group()
 def remote() -> None:
-    """List, verify and prune the objects of a store, or check whether a store fits."""
+    """List, verify and prune the objects of a store, or test a store."""
 
 
 @remote.command("list")
@@ -142,9 +142,9 @@ def remote_prune(is_sure: bool, store: Callable[[], "Bucket"]) -> None:
 @config_option
 @settings_option
 def remote_check(address: str | None, as_json: bool, config_path: str | None, settings: tuple[str, ...]) -> None:
-    """Try each promise that VibeMQ needs of an object store, with objects below probe/ that are deleted again.
+    """Test each property that VibeMQ needs of an object store, with objects below probe/ that are deleted again.
 
-    Writes 17 MB. Fails where the store does not keep one: it must not be used then. URL is short for --set
+    Writes 17 MB. Fails if the store lacks one of them: do not use it then. URL is short for --set
     remote.url=URL; options and credentials are those of the broker.
     """
     from vibemq.remote.probing import check_store

@@ -41,7 +41,7 @@ streams.add_command(streams_tail)
 @click.option(
     "--read-unconfirmed",
     is_flag=True,
-    help="Consumers do not wait for confirms, and may see what a loss takes back; of VibeMQ only.",
+    help="Consumers do not wait for confirms, and may see messages that a loss removes; VibeMQ only.",
 )
 @click.option("--argument", "more", multiple=True, metavar="NAME=VALUE", callback=named_values,
               help="Any other argument; repeatable.")  # fmt: skip

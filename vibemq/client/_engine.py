@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vibemq.client")
 
-#: What a client says of a delivery: done, failed, or in the program's hand; and the feature that a broker needs for it.
+#: A client's report of a delivery: acknowledged, failed, or held by the program; and the feature that it needs.
 SETTLEMENTS: dict[bool | None, tuple[Command, str]] = {
     True: (Command.ACK, ""),
     False: (Command.NACK, "nack"),
@@ -95,7 +95,7 @@ class Feed:
         self._consumer = ref(consumer)
 
     def hold(self) -> None:
-        """Says which message the program has in hand, before the subscription ends."""
+        """Report the message that the program holds, before the subscription ends."""
         if (consumer := self._consumer()) is not None:
             consumer._say_held()
 
@@ -273,7 +273,7 @@ class Engine:
 
     @property
     def takes_holding(self) -> bool:
-        """Can the broker be told what a program has in hand?"""
+        """True if the broker accepts reports of the message that a program holds."""
         return SETTLEMENTS[None][1] in self.features
 
     def failure(self) -> VibeMQError:
@@ -527,7 +527,7 @@ class Engine:
             feed.left.set()
 
     def engine_of(self, feed: Feed) -> Engine:
-        """The engine whose connection a feed uses."""
+        """Return the engine with the connection of a feed."""
         return self._beside.get(feed, self)
 
     def abandon(self, feed: Feed) -> None:
@@ -549,7 +549,7 @@ class Engine:
             log.warning("queue %s: unsubscribing failed: %s", feed.queue, error)
 
     def settle(self, message: Message, done: bool | None) -> bool:
-        """Ack, Nack or (None) Holding, sent together with others of this turn of the loop. From any thread."""
+        """Send Ack, Nack or (None) Holding together with others of this turn of the loop. From any thread."""
         command, feature = SETTLEMENTS[done]
         if self.is_over or not (done or feature in self.features):
             return False
@@ -566,7 +566,7 @@ class Engine:
         return True
 
     async def flush(self) -> None:
-        """What was said of messages is with the socket when this returns."""
+        """Hand all reports of messages to the socket before this returns."""
         self.flush_settled()
 
     def flush_settled(self) -> None:

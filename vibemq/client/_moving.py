@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages from one queue into others, as they are stored: dead letters back to where they came from, for instance.
 
-A message is acknowledged at its source after the target has confirmed it, so it is never in neither. A lost connection
+doubles none:
+A message is acknowledged at its source after the target has confirmed it, so it is always in one of them. A lost
+connection doubles none:
 doubles none:
 
-- A Publish without an answer is sent again with its number, by which the broker knows it.
-- An acknowledgement is certain once the broker has answered a question that was sent behind it on the same connection.
+- A Publish without an answer is sent again with its number, by which the broker recognizes it.
+- An acknowledgement is certain once the broker has answered a request that was sent after it on the same connection.
   Until then the mover remembers the message, at most PROVE_COUNT + WINDOW_COUNT for each connection. After a loss it
   acknowledges these again when they are delivered again, and does not publish them again.
-- A call ends when no acknowledgement is uncertain. Where that cannot be found out, it fails and says how many messages
+- A call ends when no acknowledgement is uncertain. If it cannot find out, it fails with the number of messages that
   may be in both queues.
 
 When this process itself ends in between, up to PROVE_COUNT + WINDOW_COUNT messages are in both queues, each with the
@@ -32,10 +34,10 @@ from vibemq.client.queues import QueueInfo, find_queue, is_there, no_such_queue
 from vibemq.errors import ConfigError, ConnectionClosed, InvalidRequest, PublishTimeout
 from vibemq.protocols.native.spec import FORM_STORED, ErrorCode, Header
 
-WINDOW_COUNT = 64  # messages on their way: hides the round trip
-PROVE_COUNT = 4 * WINDOW_COUNT  # acknowledgements before the broker is asked whether it has read them
+WINDOW_COUNT = 64  # messages in transit: hides the round trip
+PROVE_COUNT = 4 * WINDOW_COUNT  # acknowledgements before a request proves that the broker has read them
 PREFETCH_COUNT = 4 * WINDOW_COUNT  # or as many as the broker allows
-UNCERTAIN_COUNT_MAX = 4096  # acknowledgements that a dozen lost connections leave uncertain: 100 bytes each
+UNCERTAIN_COUNT_MAX = 4096  # uncertain acknowledgements, as a dozen lost connections leave them: 100 bytes each
 DRY_RUN_COUNT_MAX = 10_000  # messages that are looked at, all of which this process holds until the end
 SUBSCRIBED_S = 8.0  # then it subscribes again: queues wait 30 s for an acknowledgement, unless told otherwise
 IDLE_S = 0.2  # a source that sends nothing for so long is asked whether it is empty
@@ -67,8 +69,8 @@ class Mover:
         self._prefetch = min(most, source.raw.get("prefetchMax", DRY_RUN_COUNT_MAX))
         self._known: set[str] = set()
         self._counts: Counter[str] = Counter()
-        self._left = 0  # delivered in this subscription, and without a queue to go to
-        self._held = 0  # delivered in this subscription, and more than was asked for
+        self._left = 0  # delivered in this subscription, without a target queue
+        self._held = 0  # delivered in this subscription, beyond `count`
         self._acked: Counter[Key] = Counter()  # on this connection, since the broker last answered
         self._uncertain: Counter[Key] = Counter()  # acknowledged on connections that were lost
         self._connection: tuple[Core, int] | None = None
@@ -82,21 +84,21 @@ class Mover:
         self._engine.need(FORM_STORED, lacking, "It is too old, or not one of ours.")
         is_over = count == 0
         while not is_over:
-            self._left = self._held = 0  # these come again
+            self._left = self._held = 0  # these are delivered again
             try:
                 is_over = await self._subscribed(count, progress)
-            except ConnectionClosed:  # while it subscribed or asked; there may be another one
+            except ConnectionClosed:  # during the subscription or a request; try another connection
                 if self._engine.is_over or not self._engine.settings.reconnect:
                     raise
         return Moved(dict(self._counts), self._left)
 
     async def _subscribed(self, count: int, progress: Progress | None) -> bool:
-        """One subscription, which ends before the broker takes what stays in the queue for not acknowledged in time.
+        """Move in one subscription, which ends before the ack timeout of messages that stay in the queue.
 
-        True: all is done.
+        True: all messages are moved.
         """
         consumer = AsyncConsumer(self._engine, self._source, self._prefetch, False, False, IDLE_S, True)
-        consumer.looks_only = True  # what is not moved goes back, and did not fail
+        consumer.looks_only = True  # messages that are not moved go back, not as failed
         loop = self._engine.loop
         until, silent_s = loop.time() + (math.inf if self._dry_run else SUBSCRIBED_S), 0.0
         async with consumer:
@@ -135,10 +137,10 @@ class Mover:
                     )
                 if silent_s >= self._engine.patience_s(self._timeout_s):
                     self._raise_uncertain()
-                    return True  # others have what is in it
+                    return True  # other consumers have its messages
 
     async def _prove(self, engine: Engine) -> QueueInfo | None:
-        """Ask for the source. The answer says that the broker has read each acknowledgement before it."""
+        """Request the source's state. The answer proves that the broker has read each acknowledgement before it."""
         while True:
             engine.flush_settled()
             self._look_for_a_loss(engine)
@@ -153,7 +155,7 @@ class Mover:
             return info
 
     def _look_for_a_loss(self, engine: Engine) -> bool:
-        """After a loss the broker may have read the last acknowledgements of that connection, or not."""
+        """Mark the last acknowledgements of a lost connection as uncertain: the broker may have read them or not."""
         connection = engine.core, engine.core.epoch
         before, self._connection = self._connection, connection
         if before is None or before == connection:
@@ -169,17 +171,17 @@ class Mover:
         return True
 
     def _is_seen(self, info: QueueInfo, wanted: int) -> bool:
-        """Is nothing in the source that may still come here? Called after a silence."""
+        """True if no message of the source may still be delivered here. Called after a silence."""
         mine = self._left + self._held
         if not self._lost_count:
             return not info.messages
         if info.in_flight > mine:
-            return False  # perhaps at a connection of ours that is lost and the broker does not know it
+            return False  # perhaps at a lost connection that the broker still counts
         if not info.messages:
             return True
         if wanted > 0:
             return False
-        # Messages that were delivered before go first. The oldest one of a lost connection waits for its next attempt.
+        # Redelivered messages come first. The oldest one of a lost connection waits for its back-off.
         backoff_ms = min(info.options.backoff_ms or 0, info.options.backoff_max_ms or math.inf)
         waits_s = backoff_ms * 2 ** min(self._lost_count - 1, 16) / 1000 + IDLE_S
         return self._is_past_lost and mine > 0 and self._engine.loop.time() - self._lost_s > waits_s
@@ -191,7 +193,7 @@ class Mover:
                 f"{self._uncertain.total()} moved messages is not known: they may be in both queues",
                 unsent=0,
                 unanswered=self._uncertain.total(),
-                hint=f"Each has the same id in both. Look at what waits in {self._source} before you move it.",
+                hint=f"Each has the same id in both. Inspect the messages in {self._source} before you move them.",
             )
 
     async def _move(self, messages: list[Message], wanted: int) -> None:
@@ -237,7 +239,7 @@ class Mover:
         became.raise_failed()  # those that were refused stay where they are
 
     def _is_confirmed(self, message: Message) -> bool:
-        """Does it come again because a lost connection took our acknowledgement with it?"""
+        """True if it is redelivered because its acknowledgement was lost with a connection."""
         key = _key(message)
         if message.attempts == 1 or not self._uncertain[key]:
             return False

@@ -43,7 +43,7 @@ cdef enum:
 
 cdef dict RESEND = {"vibemq-resend": "1"}
 cdef object END = object()
-cdef bytes FIRST = b"\x00\x10deliveryAttempts\x00\x011"  # how the headers of a first delivery end
+cdef bytes FIRST = b"\x00\x10deliveryAttempts\x00\x011"  # the last header of a first delivery
 cdef Py_ssize_t FIRST_SIZE = len(FIRST)
 
 BATCH_BYTES_MAX = 262_144  # a batch that has reached this is sent: more would only wait in a socket buffer
@@ -300,7 +300,7 @@ cdef class Message:
 
     @property
     def redelivered(self):
-        """Was it delivered before? Then the broker's last header, deliveryAttempts, is another than 1."""
+        """True if it was delivered before: the broker's last header, deliveryAttempts, is not 1."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(self.fields)
         if size >= FIRST_SIZE and memcmp(
             PyBytes_AS_STRING(self.fields) + size - FIRST_SIZE, PyBytes_AS_STRING(FIRST), FIRST_SIZE
@@ -327,9 +327,9 @@ cdef class Message:
             self.settled = self.core.on_settle(self, False)
 
     def hold(self):
-        """Says that the program has the message in hand, so that its failure counts if nothing else is said of it.
+        """Report that the program holds the message, so that its failure counts if it is not settled.
 
-        A broker that does not know the command is not told. The consumers do this where it matters.
+        Nothing is sent to a broker without this command. The consumers call this where it matters.
         """
         if not self.settled and self.epoch == self.core.epoch:
             self.core.on_settle(self, None)
@@ -490,7 +490,7 @@ cdef class Core:
         return 0
 
     def settlements(self, list settled not None):
-        """The Ack, Nack and Holding frames for (message, type); those of an older connection are left out."""
+        """Return the Ack, Nack and Holding frames for (message, type), without those of an older connection."""
         cdef Message message
         cdef Py_ssize_t size = 0
         cdef bytes out

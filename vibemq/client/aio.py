@@ -287,7 +287,7 @@ class AsyncClient(ClientFace, AbstractAsyncContextManager["AsyncClient"]):
         x-original-queue says. Each is acknowledged when its new queue has confirmed it. At most `count`; with `dry_run`
         it only says how many would go where, of the first 10,000 (or what the broker's queues.prefetch_max allows).
         `progress` is called with (how many so far, of how many), of a Client in a thread of its own. timeout_s is for
-        each wait. A lost connection doubles none. If the program ends in between, at most 320 are in both queues.
+        each wait. A lost connection doubles none. If the program ends meanwhile, at most 320 are in both queues.
 
         >>> await client.create_queue("docs-async-failing", dead_letter=True, attempts_max=1)
         >>> id = await client.publish("docs-async-failing", {"number": 1})

@@ -28,14 +28,14 @@ AsyncHandler = Callable[[Message], Awaitable[object]]
 
 
 class AnyConsumer:
-    """The messages that have come and were not yet handed out, and the one that was handed out last.
+    """The delivered messages that were not yet handed out, and the one that was handed out last.
 
-    That one is in the program's hand until it is settled or the next one is asked for. If it goes back to its queue
-    unsettled, its delivery has failed, and no other. So the broker is told which message it is: when the consumer
-    ends, and for a message that comes again also when it is handed out, because it may kill the program.
+    The program holds that one until it settles it or asks for the next one. If it goes back to its queue unsettled,
+    only its delivery has failed. So the broker gets a report of it when the consumer ends. For a redelivered message
+    the report is sent before the program gets it, because it may kill the program.
     """
 
-    looks_only = False  # at messages of which several go back on purpose: none of them has failed
+    looks_only = False  # messages go back on purpose, so none of them has failed
 
     def __init__(
         self,
@@ -90,25 +90,25 @@ class AnyConsumer:
         return None
 
     def _settle_last(self) -> None:
-        """The reader asks for the next message, so it is done with the one at hand."""
+        """Note that the program is done with its message, because it asks for the next one."""
         if self._auto_ack and self._last is not None:
             self._last.ack()
         self._last = None
 
     def _say_held(self) -> None:
-        """The message in the program's hand, to the broker."""
+        """Report the message that the program holds to the broker."""
         last, self._last = self._last, None
         if last is not None and not self.looks_only:
             last.hold()
 
     def _leave(self, error: BaseException | None) -> None:
-        """The block ends: with an error the message at hand has failed, unless it is one that ends the program."""
+        """End the block. An error makes the message in hand failed, unless the error ends the program."""
         if error is None and self._auto_ack:
             self._settle_last()
         elif error is not None and not isinstance(error, Exception):
             self._last = None
         elif self._auto_ack and self._last is not None and not self._engine.takes_holding:
-            self._last.nack()  # an older broker gives it back as failed all the same
+            self._last.nack()  # an older broker counts it as failed by this
 
 
 @contextlib.contextmanager
@@ -267,7 +267,7 @@ class Consumer(AnyConsumer):
                 raise StopIteration
 
     def _handed_out(self, message: Message) -> Message:
-        """One that comes again may end this process: the broker hears of it before the program has it."""
+        """Report a redelivered message before the program gets it: it may end this process."""
         if message.redelivered and not self.looks_only:
             message.hold()
             if not self._engine.is_over:

@@ -271,9 +271,9 @@ class Micromsg2Client(Conversation, contextlib.AbstractContextManager["Micromsg2
             self._leave(timeout_s)
 
     def _say_held(self, timeout_s: float) -> None:
-        """Tell the broker which message the program has in hand: that one has failed, and not those before it.
+        """Report the message that the program holds: it has failed, and earlier ones have not.
 
-        With auto_ack the program was done with these, so they are acknowledged.
+        With auto_ack the program was done with the earlier ones, so they are acknowledged.
         """
         if self._link.closed or not self._handed or not self.agreed.reply:
             return
@@ -293,9 +293,9 @@ class Micromsg2Client(Conversation, contextlib.AbstractContextManager["Micromsg2
         self._link.close()
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Without an error it waits until everything is accepted; with one the last message comes again, as failed."""
+        """Wait until everything is accepted. After an error the last message is redelivered instead, as failed."""
         if kind is not None:
-            with contextlib.suppress(VibeMQError):  # the connection may be what went wrong
+            with contextlib.suppress(VibeMQError):  # the lost connection may be the error
                 self._say_held(GOODBYE_S)
             self._leave(GOODBYE_S)
             return

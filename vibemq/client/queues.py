@@ -189,7 +189,7 @@ def member_of(kind: type[IntEnum], value: object, what: str, error: type[VibeMQE
 
 
 def options_payload(wanted: QueueDeclaration) -> bytes:
-    """As .NET peers send them, but limits only where they are declared, and our additions where they are given."""
+    """Return the options as .NET peers send them, without undeclared limits, and with VibeMQ's own options if given."""
     values = {name: getattr(wanted.options, name) for name in SETTINGS}
     if "max_messages" not in wanted.declared:
         values["max_messages"] = None

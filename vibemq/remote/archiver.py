@@ -50,7 +50,7 @@ EARLIER_LOOK_S = 10.0
 HARMED_SAID_EACH_S = 3600.0
 #: A listing each: a dollar a month.
 NEWER_LOOK_S = 20.0
-#: Of `remote.deposed_after_s`, the time between two looks for the next epoch; the rest is for the end of this broker.
+#: The part of `remote.deposed_after_s` between two checks for the next epoch; the rest is for the end of this broker.
 NEWER_LOOK_SHARE = 0.4
 FOLLOW_AGAIN_S = 0.5
 SHOWN_MAX = 10  # streams, in the status
@@ -358,9 +358,9 @@ class Archiver:
         self.tier.in_background(self.write_ahead.prune(below))
 
     async def _look_for_newer(self) -> None:
-        """A broker without traffic of durability `remote` meets no seal, and other streams confirm without the store.
+        """Check for a newer epoch: without traffic of durability `remote` this broker would meet no seal.
 
-        Often by the next epoch's object; by a listing now and then, and after a pause of this process.
+        Each check reads the next epoch's object. A check now and then, and one after a pause of this process, lists.
         """
         bound = self.metadata.binding()
         assert bound is not None

@@ -49,7 +49,7 @@ def ask(
 
 
 def change_body(changes: Changes, **by: object) -> str:
-    """A number of its own tells its author from others who made the same change.  ``by``: `broker` and `epoch`."""
+    """Make a change with a random number, so that its author recognizes it.  ``by``: `broker` and `epoch`."""
     return json.dumps({"writer": secrets.token_hex(16), "changes": changes, **by}, sort_keys=True)
 
 

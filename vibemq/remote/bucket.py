@@ -39,9 +39,9 @@ from vibemq.storage.tail import crc32
 #: Of one request; who waits for it has a limit of his own.
 REQUEST_TIMEOUT_S = 30
 CONNECT_TIMEOUT_S = 5
-#: Between two attempts of a bucket that is patient.
+#: Pause between two attempts of a bucket with `patience_s`.
 RETRY_S = 1.0
-#: An object is called damaged when it was read so often, with a pause between: one answer may have been cut short.
+#: Reads, with a pause between, before an object counts as damaged: one answer may have been incomplete.
 READS_MAX, READ_AGAIN_S = 3, 0.2
 LIST_TIMEOUT_S = 600  # of all pages: a million names take a minute
 WRITE_TIMEOUT_S = 3600  # of all parts: 3 GB, the largest segment, in that time are 7 Mbit/s; each part is a request
@@ -60,7 +60,7 @@ CLIENT_OPTIONS = {"allow_http", "allow_invalid_certificates", "connect_timeout",
 #: own; who has no credentials at all asks for some at an address that only a machine of a cloud reaches.
 DENIED = re.compile(r"status code: 40[13]\b|//169\.254\.169\.254/|Permission denied \(os|Read-only file system")
 FULL = re.compile(r"status code: 507\b|No space left on device|Disk quota exceeded|<Code>\w*(Quota|StorageFull)\w*<")
-#: S3 servers without conditional requests (Backblaze B2) say 501; file systems without hard links refuse the link.
+#: S3 servers without conditional requests (Backblaze B2) answer 501; file systems without hard links refuse the link.
 UNSUPPORTED = re.compile(
     r"status code: 501\b|<Code>NotImplemented<|not yet implemented by|"
     r"Operation not (permitted|supported) \(os|Function not implemented \(os"
@@ -78,7 +78,7 @@ ADVICE_UNSUPPORTED = "choose another store: `vibemq remote check URL` tests one"
 ADVICE_NO_BUCKET = "create the bucket, or name another one in remote.url"
 
 log = logging.getLogger("vibemq.remote")
-waiting = OnceAMinute(log)  # requests that wait at the same time repeat the line each second
+waiting = OnceAMinute(log)  # waiting requests repeat the line each second
 Result = TypeVar("Result")
 
 
@@ -95,7 +95,7 @@ class Away(RemoteError):
 
 
 class Unsupported(RemoteError):
-    """The store cannot do such a request, now or later."""
+    """The store does not support such a request."""
 
 
 class Listed(NamedTuple):
@@ -140,7 +140,7 @@ class Counts:
 class Bucket:
     """One store with its prefix.  For one event loop."""
 
-    #: A request that fails with Away is made again for so long; 0: its caller decides.
+    #: A request that fails with Away is repeated for so long; 0: its caller decides.
     patience_s = 0.0
 
     def __init__(self, config: Remote, patience_s: float = 0.0) -> None:
@@ -235,7 +235,7 @@ class Bucket:
             self._answered(what)
             return result
 
-        return await (asked() if what == "write" else self._patiently(asked))  # the parts of a write come only once
+        return await (asked() if what == "write" else self._patiently(asked))  # a write's parts are read once
 
     async def _patiently(self, asked: Callable[[], Awaitable[Result]]) -> Result:
         """Repeat a request that the store did not answer, for `patience_s`; each may take effect more than once."""
@@ -427,8 +427,8 @@ class Bucket:
         return await self._read_again(checked)
 
     async def _read_again(self, checked: Callable[[], Awaitable[Result]]) -> Result:
-        """Return what ``checked`` reads.  An answer that does not fit its check may have been cut: it is read again
-        before the object is called damaged."""
+        """Return the result of ``checked``.  After a wrong check the object is read again before it counts as damaged,
+        because one answer may have been incomplete."""
         for _ in range(READS_MAX - 1):
             try:
                 return await checked()
@@ -438,9 +438,9 @@ class Bucket:
         return await checked()
 
     async def read_damaged_part(self, key: str, start: int, end: int) -> memoryview:
-        """Return bytes [start, end) of an object whose trailer cannot be believed, zeros where it has none.
+        """Return bytes [start, end) of an object with a damaged trailer, zeros behind its end.
 
-        Only for a body that has checks of its own in each piece, as a segment's chunks.  Raises RemoteError.
+        Only for a body with its own checks, such as a segment's chunks.  Raises RemoteError.
         """
         there = min(end, await self.size(key))
         found = bytes(await self._part(key, start, there)) if start < there else b""

@@ -150,13 +150,13 @@ class Cache:
             await asyncio.get_running_loop().run_in_executor(self._writers, cached.put, number, data)
 
     async def _read_part(self, place: Place, at: int, until: int) -> memoryview:
-        """Read a block.  Of an object that was cut, or whose trailer is damaged, readers find the whole chunks."""
+        """Read a block, also of an object that was cut or has a damaged trailer: readers verify its chunks."""
         key = place.key()
         try:
             return await self.bucket.read_part(key, Kind.SEGMENT, at, until)
         except Damaged as problem:
             if self.bucket.keys is not None:
-                raise  # without its trailer nothing of it can be decrypted
+                raise  # without its trailer it cannot be decrypted
             said = "%s: its whole chunks are served; put it back from a version or a copy of the bucket"
             self._says.say(key, said, problem)
             return await self.bucket.read_damaged_part(key, at, until)
@@ -242,7 +242,7 @@ class Cache:
         await asyncio.to_thread(_write_whole, path, body)
 
     async def _index_of(self, place: Place, size: int) -> memoryview:
-        """An index of the segment's chunks up to the first damaged one: readers find the others without it."""
+        """Build an index of the segment's chunks up to the first damaged one: readers find the others without it."""
         maker = IndexMaker(place)
         for at in range(0, size, cold.BLOCK_BYTES):
             if not maker.take(at, await self._read_part(place, at, min(size, at + cold.BLOCK_BYTES))):
@@ -266,7 +266,7 @@ def _place(directory: str, incarnation: str, segment: int) -> Place:
 
 
 def _is_index(path: str, place: Place) -> bool:
-    """Is an index of this segment here whose header is whole?"""
+    """True if this segment has a local index with an undamaged header."""
     try:
         with open(path, "rb") as file:
             return not index_fault(place, memoryview(file.read(INDEX_HEADER_BYTES)))[0]

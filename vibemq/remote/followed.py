@@ -62,7 +62,7 @@ class Followed:
         """To the segment from which on not everything is known to be in the store, or else the active one."""
         _, position, next_offset = self.tail.committed
         known = local_segments(self.directory)
-        self.tail.confirm_segments(known[0])  # what retention has taken, or was settled, is nobody's any more
+        self.tail.confirm_segments(known[0])  # retention deleted messages before it, or they were settled
         done = self.tail.remote_offset
         there = {stub.first: stub.next for stub in cold.stubs(self.directory)}  # and perhaps no more here
         while (after := there.get(max(first for first in known if first <= done), 0)) > done:

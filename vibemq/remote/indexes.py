@@ -50,12 +50,12 @@ def tracking_fault(place: Place, body: memoryview) -> str:
 
 
 class IndexMaker:
-    """Makes a segment's index of its bytes, which come in order."""
+    """Builds a segment's index from its bytes, which are given in order."""
 
     def __init__(self, place: Place) -> None:
         self._seed = _SEED.pack(place.seed)
-        self._next = SEGMENT_HEADER_BYTES  # where the next chunk begins
-        self._rest = b""  # of a header that the piece before has begun
+        self._next = SEGMENT_HEADER_BYTES  # position of the next chunk
+        self._rest = b""  # the beginning of a header from the piece before
         head = _INDEX_HEADER.pack(b"VMQI", 1, place.first, place.seed, 0)[: -_CHECK.size]
         self.body = bytearray(head + _CHECK.pack(crc32(head)))
 

@@ -53,7 +53,7 @@ class Contents:
     marks: set[str] = field(default_factory=set)
     #: Write-ahead objects of earlier epochs behind one that was never created.
     unconfirmed: set[str] = field(default_factory=set)
-    probes: list[Listed] = field(default_factory=list)  # of starts that still run, or were killed
+    probes: list[Listed] = field(default_factory=list)  # of starts that run, or were killed
     strange: list[Listed] = field(default_factory=list)  # of no name that is ours
 
     def add(self, found: Listed) -> None:
@@ -84,7 +84,7 @@ class Contents:
                 else:
                     self.epochs.setdefault(name, {})[epoch] = found
             elif kind is Kind.RETIRED:
-                pass  # whoever takes the next epoch reads it
+                pass  # the start that takes the next epoch reads it
             elif kind is Kind.WRITE_AHEAD:
                 self.write_ahead.setdefault(match[1], {}).setdefault(int(match[2]), {})[int(match[3])] = found
             else:
@@ -120,7 +120,7 @@ async def contents_of(bucket: Bucket, prefix: str = "") -> Contents:
 
 
 async def read_marks(bucket: Bucket, contents: Contents) -> None:
-    """Fill ``contents.marks``, by reading what is small enough to be one.  Raises RemoteError."""
+    """Fill ``contents.marks`` by reading the objects that are small enough.  Raises RemoteError."""
     oldest = min(contents.snapshots, default=0)
     old = [one for number, one in contents.changes.items() if number <= oldest]
     contents.marks |= await fences_among(bucket, old)
@@ -133,7 +133,7 @@ async def read_marks(bucket: Bucket, contents: Contents) -> None:
 
 
 def _behind_a_gap(keys: list[str], seals: set[str]) -> set[str]:
-    """Of one epoch, in their order: a broker deletes from the front, so a seal behind another object fills a gap."""
+    """Return the objects of an epoch behind a gap. Brokers delete from the front, so a gap before a seal is none."""
     first = next((at for at, key in enumerate(keys) if key not in seals), len(keys))
     gap = next((at for at in range(first, len(keys)) if keys[at] in seals), len(keys))
     return set(keys[gap:]) - seals

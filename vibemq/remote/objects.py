@@ -75,7 +75,7 @@ def read_trailer(key: str, kind: Kind, tail: Buffer, size: int) -> Trailer:
         raise damaged(key, "it says that it is another object: it was renamed or copied")
     if crc32(name + trailer[: -_CHECK.size]) != _CHECK.unpack(trailer[-_CHECK.size :])[0]:
         raise damaged(key, "its trailer is not what was written")
-    if version != VERSION:  # the check covers it, so no damage says this
+    if version != VERSION:  # the check covers it, so it is not damage
         raise RemoteError(
             f"object {key} is of version {version}, known is version {VERSION}",
             hint="a newer VibeMQ wrote it: start that one",
@@ -125,7 +125,7 @@ def to_json(**fields: object) -> bytes:
 
 FORMAT_KEY = "format"
 RETIRED_PREFIX = "retired/"  # lists of objects that a broker is deleting
-PROBE_PREFIX = "probe/"  # objects that a start makes to try the store, and deletes
+PROBE_PREFIX = "probe/"  # objects with which a start tests the store, and which it deletes
 _PLACE = re.compile(
     r"streams/([0-9a-f]{16})/([0-9]{20})-([0-9]{20})-([0-9]{8})-([0-9a-f]{8})-([0-9]{13})-([0-9]{13})"
     r"(?:-([0-9]{8}))?"
@@ -154,9 +154,9 @@ def write_ahead_key(name: str, epoch: int, number: int) -> str:
 
 
 class Place(NamedTuple):
-    """A segment in the store; times in ms since 1970, which no clock of a broker is before.
+    """A segment in the store; times in ms since 1970, never negative.
 
-    Where two have the same offsets, the one of the higher ``broker_epoch`` counts.
+    If two have the same offsets, the one of the higher ``broker_epoch`` counts.
     """
 
     incarnation: str
@@ -166,7 +166,7 @@ class Place(NamedTuple):
     seed: int  # of its checks
     oldest_ms: int
     newest_ms: int
-    broker_epoch: int = 0  # of the broker that sent it up; 0: an older version did, whose names have none
+    broker_epoch: int = 0  # of the broker that uploaded it; 0: an older version, without it in names
 
     def key(self, suffix: str = "segment") -> str:
         times = f"{max(0, self.oldest_ms):013}-{max(0, self.newest_ms):013}"

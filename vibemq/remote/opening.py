@@ -36,7 +36,7 @@ RETRY_S = 1.0
 #: Changes behind the newest snapshot, at a start, with which another one is made.
 SNAPSHOT_EACH = 256
 SNAPSHOTS_KEPT = 3
-#: A change of nothing: JSON with names of limited length, and the object's key behind it.
+#: Size of a fence at most: JSON with names of limited length, and the object's key behind it.
 FENCE_BYTES_MAX = 512
 META_DB_MAX_BYTES = 1 << 32
 #: A file in the data directory as long as it is being restored: who finds it begins again.
@@ -62,7 +62,7 @@ async def open_bucket(config: Config, require: Callable[[Metadata], None], make:
             await epochs.check_newest()  # what others changed is nothing to one that may not go on
         await catch_up(bucket, metadata)  # users may be newer than a snapshot, or than what a killed broker committed
         require(metadata)
-        if not is_proven:  # and not before: a start that is refused writes nothing
+        if not is_proven:  # only now: a refused start writes nothing
             await prove_create_only(bucket)
         epoch = await epochs.take(goes_on)
     except Outdated as problem:
@@ -83,9 +83,9 @@ async def open_bucket(config: Config, require: Callable[[Metadata], None], make:
 
 
 async def _fence(bucket: Bucket, metadata: Metadata, epoch: int) -> None:
-    """A change of nothing, behind which no change of an earlier epoch counts.
+    """Create a fence, an empty change. Changes of an earlier epoch behind it are void.
 
-    What a broker of an earlier epoch answered lies before it: that broker looks for a newer epoch before it answers.
+    Acknowledged changes of an earlier epoch lie before it, because a broker checks for a newer epoch before it answers.
     """
     while True:
         await catch_up(bucket, metadata)
@@ -133,7 +133,7 @@ async def _make(bucket: Bucket, metadata: Metadata, make: Callable[[Metadata], N
 async def _patiently(bucket: Bucket) -> tuple[str, bool]:
     """Return the cluster of the bucket, and whether the store has just proved that it creates an object only once.
 
-    An empty bucket gets a cluster, once that is proved.  Raises RemoteError, Unfit.
+    An empty bucket gets a cluster after that proof.  Raises RemoteError, Unfit.
     """
     deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
     is_proven = False
@@ -297,7 +297,7 @@ async def _snapshot(bucket: Bucket, metadata: Metadata) -> None:
 
 
 async def fences_among(bucket: Bucket, changes: list[Listed]) -> set[str]:
-    """Their keys: they stay, so that no broker which slept creates another change under such a number."""
+    """Return the keys of fences. They stay, so that no suspended broker creates a change under such a number."""
     reads = asyncio.Semaphore(READS_AT_A_TIME)
 
     async def is_fence(one: Listed) -> bool:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a store keep the promises on which all confirms rest?  Probes for each start, and for `vibemq remote check`.
+"""Test the properties of a store on which all confirms rest, at each start and for `vibemq remote check`.
 
 A store that ignores `If-None-Match: *` overwrites the last write-ahead object with a seal, and confirmed messages are
-lost without an error. So each start proves the promise before it creates anything that counts: the same key twice, and
-one key by several creators at once. Probe objects lie below `probe/`; each start deletes its own, and those of starts
-that were killed once they are an hour old.
+lost without an error. So each start proves that property before it creates any other object: the same key twice, and
+one key by several creators at once. Probe objects lie below `probe/`. Each start deletes its own, and those of killed
+starts when they are an hour old.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from vibemq.errors import ConfigError, RemoteError, VibeMQError
 from vibemq.remote.bucket import PART_BYTES, Bucket, Missing, Taken, Unsupported
 from vibemq.remote.objects import PROBE_PREFIX, Kind
 
-#: Creators of one key at a time.  A store that looks first and writes second fails with two.
+#: Creators of one key at a time.  A store that checks and then writes fails with two.
 CREATORS = 8
 ROUNDS_TO_CHECK = 20  # of `vibemq remote check`; a start makes one
-#: A round in which the store refused every creator (S3 answers 409 then) proves nothing and is made again.
+#: A round in which the store refused every creator (S3 answers 409 then) proves nothing and is repeated.
 ROUNDS_WITHOUT_WINNER_MAX = 5
-#: A start that was killed left its probes; a start that still runs has deleted its own long before.
+#: Older probes are those of killed starts; a running start has deleted its own long before.
 LEFT_OVER_S_MIN = 3600.0
 #: S3 refuses requests of a clock that is 15 minutes wrong.
 CLOCK_SKEW_S_MAX = 300.0
@@ -41,11 +41,11 @@ log = logging.getLogger("vibemq.remote")
 
 
 class Unfit(ConfigError):
-    """The store does not keep a promise that VibeMQ needs."""
+    """The store lacks a property that VibeMQ needs."""
 
 
 async def prove_create_only(bucket: Bucket) -> None:
-    """Raise Unfit where the store overwrites an object or cannot create conditionally.  Raises RemoteError, too."""
+    """Raise Unfit if the store overwrites an object or cannot create conditionally.  Raises RemoteError."""
     prefix = _new_prefix()
     keys: list[str] = []
     try:
@@ -75,8 +75,8 @@ async def _create_twice(bucket: Bucket, prefix: str, keys: list[str]) -> str:
         pass
     else:
         raise Unfit(
-            f"the object store has overwritten an object ({key} in {bucket.url}) that was to be created only if there "
-            "is none: it ignores If-None-Match",
+            f"the object store has overwritten an object ({key} in {bucket.url}) although the request allowed only a "
+            "creation: it ignores If-None-Match",
             hint=ADVICE,
         )
     if bytes(await bucket.read(key, Kind.PROBE)) != first:
@@ -85,7 +85,7 @@ async def _create_twice(bucket: Bucket, prefix: str, keys: list[str]) -> str:
 
 
 async def _create_at_once(bucket: Bucket, prefix: str, keys: list[str], rounds: int = 1) -> str:
-    """Create one object by several requests at once: one succeeds in each round, and its object is read."""
+    """Create one object by several requests at once: exactly one must succeed, and its object is read."""
     without_winner = 0
     for number in range(rounds + ROUNDS_WITHOUT_WINNER_MAX):
         if number >= rounds + without_winner:
@@ -102,8 +102,8 @@ async def _create_at_once(bucket: Bucket, prefix: str, keys: list[str], rounds: 
         winners = [body for body, result in zip(bodies, results, strict=True) if result is None]
         if len(winners) > 1:
             raise Unfit(
-                f"{len(winners)} of {CREATORS} creators of {key} in {bucket.url} were told at once that they created "
-                "it: the object store looks and writes in two steps",
+                f"{len(winners)} of {CREATORS} creators of {key} in {bucket.url} succeeded at once: "
+                "the object store checks and writes in two steps",
                 hint=ADVICE,
             )
         if not winners:
@@ -117,7 +117,7 @@ async def _create_at_once(bucket: Bucket, prefix: str, keys: list[str], rounds: 
 
 
 async def _delete(bucket: Bucket, keys: list[str]) -> None:
-    """Delete these probes, and old ones of killed starts.  A broker without the right to delete goes on."""
+    """Delete these probes, and old ones of killed starts.  A broker without the right to delete continues."""
     try:
         listed = await bucket.listed(PROBE_PREFIX)
         now_s = max((one.written_s for one in listed), default=0.0)  # by the store's clock
@@ -140,7 +140,7 @@ Check = Callable[[Bucket, str, list[str]], Awaitable[str]]
 
 
 async def check_store(bucket: Bucket) -> list[Result]:
-    """Try each promise that VibeMQ needs of a store; a failure ends no other check."""
+    """Test each property that VibeMQ needs of a store; a failure ends no other check."""
     prefix = _new_prefix()
     keys: list[str] = []
     results = []
@@ -172,9 +172,9 @@ async def _put_new(bucket: Bucket, key: str, keys: list[str]) -> bytes:
 async def _read_after_put(bucket: Bucket, prefix: str, keys: list[str]) -> str:
     body = await _put_new(bucket, key := f"{prefix}read", keys)
     if bytes(await bucket.read(key, Kind.PROBE)) != body:
-        raise Unfit(f"{key} is not what was put")
+        raise Unfit(f"{key} has other bytes than were put")
     if bytes(await bucket.read_part(key, Kind.PROBE, 10, 20)) != body[10:20]:
-        raise Unfit(f"bytes 10 to 19 of {key} are not what was put")
+        raise Unfit(f"bytes 10 to 19 of {key} are other bytes than were put")
     return "whole and in part"
 
 
@@ -204,7 +204,7 @@ async def _multipart(bucket: Bucket, prefix: str, keys: list[str]) -> str:
     body = secrets.token_bytes(4096) * (MULTIPART_BYTES // 4096)
     await bucket.write(key, Kind.PROBE, [body[:PART_BYTES], body[PART_BYTES:]])
     if bytes(await bucket.read(key, Kind.PROBE)) != body:
-        raise Unfit(f"{key} is not what was put in parts")
+        raise Unfit(f"{key} has other bytes than were put in parts")
     return f"{MULTIPART_BYTES:,} bytes in parts"
 
 
@@ -220,7 +220,7 @@ async def _delete_checked(bucket: Bucket, prefix: str, keys: list[str]) -> str:
         await bucket.read(made[0], Kind.PROBE)
         raise Unfit(f"{made[0]} was deleted and can still be read")
     await bucket.read(made[2], Kind.PROBE)
-    return "several at once, one of which is not there"
+    return "several at once, and a missing one"
 
 
 async def _clock(bucket: Bucket, prefix: str, keys: list[str]) -> str:

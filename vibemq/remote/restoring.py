@@ -120,9 +120,9 @@ def _has_damaged_stubs(record: StreamRecord) -> bool:
 async def _all_sections(
     epochs: Epochs, puts_max: int, harmed: list[str]
 ) -> AsyncIterator[tuple[int, SegmentBegins | Chunks | Offsets | LedgerState]]:
-    """Of every write-ahead object that is left, in their order, with its epoch; some are read ahead.
+    """Yield the remaining write-ahead objects in order, with their epochs; some are read ahead.
 
-    ``harmed``: what is not whole.
+    ``harmed``: the damaged ones.
 
     So many objects as are on their way at a time may lie behind one that was never created; behind more it was deleted.
     """
@@ -178,7 +178,7 @@ class Restored:
         self.record, self.directory = record, record.directory
         self.is_missing = is_whole or not os.path.isdir(record.directory)
         self.places: list[Place] = []
-        self.superseded: set[Place] = set()  # segments that a broker sent late, after it had lost its place
+        self.superseded: set[Place] = set()  # late segments, which a deposed broker uploaded
         self.laid_bytes = 0
         self._in_store = 0  # offsets below it lie in segments of the store
         self._files: dict[int, int] = {}  # first offset of a segment -> descriptor
@@ -207,7 +207,7 @@ class Restored:
         last = self.places[-1]
         self._in_store = last.next
         table_path = os.path.join(self.directory, f"{last.next:020}.tracking")
-        if self.is_missing and not (self.superseded and os.path.exists(table_path)):  # else an object had it
+        if self.is_missing and not (self.superseded and os.path.exists(table_path)):  # else a write-ahead object had it
             async with tables:
                 table = await _table(bucket, last)
             if len(table):
@@ -234,9 +234,9 @@ class Restored:
                 self._drop(first)
 
     def _supersede(self, first: int, epoch: int) -> None:
-        """The objects of that epoch have all from offset ``first`` on that its broker did not know in a segment.
+        """Note that the write-ahead objects of an epoch have all messages from offset ``first`` on.
 
-        So a segment of an earlier epoch that goes on behind it came late: it may hold what was never confirmed.
+        So a segment of an earlier epoch that ends behind it is late: it may have messages that were never confirmed.
         """
         too_late = [one for one in self.places if 0 < one.broker_epoch < epoch and one.next > first]
         for place in too_late:
@@ -346,12 +346,12 @@ class Restored:
         if self.record.durability == "remote" and not self.is_missing and (end := self._stored_end()) is not None:
             try:
                 confirm_stored(self.directory, *end)
-            except StorageError as problem:  # readers wait until the archiver has sent it once more
+            except StorageError as problem:  # readers wait until the archiver has sent it again
                 log.warning("stream %r: its confirmed offset cannot be written: %s", self.record.name, problem)
         return self._hole() if self.is_missing else ""
 
     def _stored_end(self) -> tuple[int, int, int] | None:
-        """Up to which segment, position and offset the store has all of it, as far as what was read here says."""
+        """Return the segment, position and offset up to which the store has the whole log, by the objects read here."""
         found: tuple[int, int, int] | None = None
         if self.places:
             last = self.places[-1]

@@ -108,7 +108,7 @@ def _metadata(contents: Contents) -> Iterator[Finding]:
 def _write_ahead(contents: Contents) -> Iterator[Finding]:
     for name, epochs in contents.write_ahead.items():
         for epoch, objects in epochs.items():
-            # A broker deletes from the front, and seals stay: only between two other objects there must be no gap.
+            # A broker deletes from the front, and seals stay, so only a gap between two other objects is a loss.
             others = sorted(number for number, one in objects.items() if one.key not in contents.marks)
             for before, after in pairwise(others):
                 missing = [number for number in range(before + 1, after) if number not in objects]

@@ -114,7 +114,7 @@ class Service:
             return {"ok": False, "why": f"{type(problem).__name__}: {problem}"}
 
     async def _change(self, asked: dict[str, Any]) -> dict[str, object]:
-        """Create it, and answer only if no newer epoch was there then: a newer broker may not know it else."""
+        """Create the object; return only if no newer epoch existed then, so that a newer broker has it."""
         self.tenure.require()
         key, epoch = change_key(int(asked["number"])), self.tenure.epoch
         change = from_json(key, asked["body"].encode()) | {"broker": self.tenure.name, "epoch": epoch}

@@ -230,7 +230,7 @@ class Tier:
         }
         for suffix, path in files.items():
             await self.bucket.write(place.key(suffix), SUFFIXES[suffix], _pieces(path))
-        await self.tenure.check()  # a newer broker does not know of it, and the file here is all there is
+        await self.tenure.check()  # a newer broker may lack the segment, and this file is then the only copy
         await asyncio.to_thread(cold.write_stub, directory, stub)
         if (places := self._places.get(record.incarnation)) is not None:  # else it was deleted meanwhile
             insort(places, place)
@@ -400,7 +400,7 @@ def _path(directory: str, first: int, suffix: str) -> str:
 
 
 def _has_quarantine(directory: str) -> bool:
-    """What was taken out of the log may be all that is left of something: no unknown object goes then."""
+    """True if a cut took bytes out of the log: then no unknown object is deleted, it may be the only copy."""
     return any(name.endswith(".quarantine") for name in os.listdir(directory))
 
 

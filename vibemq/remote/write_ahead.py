@@ -28,7 +28,7 @@ TAIL_BYTES = 512
 
 
 class Deposed(RemoteError):
-    """A newer epoch was taken: nothing more can be confirmed under this one."""
+    """A newer epoch was taken: no further message can be confirmed under this one."""
 
     def __init__(self, why: str, by: dict[str, object]) -> None:
         super().__init__(why, hint="another broker has this one's place in the bucket: look there, and do it there")
@@ -36,28 +36,28 @@ class Deposed(RemoteError):
 
 
 class Tenure:
-    """One epoch, and whether it is over: ``over`` fails with Deposed then, for good.
+    """One epoch of a broker.  Once it is over, ``over`` fails with Deposed for good.
 
-    A create-only object proves nothing about an answer: a newer broker may have listed the bucket before it was there.
-    So each answer that rests on the bucket comes behind a `check` that began when its object was there. A newer broker
-    takes its epoch first and lists second, so whatever was answered is in its listing.
+    A create-only object proves nothing about an answer: a newer broker may have listed the bucket before it existed.
+    So each answer that rests on the bucket follows a `check` that began after its object existed. A newer broker
+    takes its epoch first and lists second, so its listing has every acknowledged object.
     """
 
     def __init__(self, epochs: Epochs, epoch: int, over: asyncio.Future[None] | None = None) -> None:
         self.epochs, self.epoch, self.name, self.over = epochs, epoch, epochs.name, over
 
     def require(self) -> None:
-        """Raises Deposed where that is known."""
+        """Raise Deposed if a newer epoch is known."""
         if self.over is not None and self.over.done():
             self.over.result()
 
     async def check(self) -> None:
-        """Raises Deposed where a newer epoch was taken; RemoteError."""
+        """Raise Deposed if a newer epoch was taken; RemoteError."""
         self.require()
         self._end(await self.epochs.newer_than(self.epoch))
 
     async def check_next(self) -> None:
-        """The same by the next epoch alone, which was deleted where many came since: for a fraction of the price."""
+        """Check the next epoch's object alone, which is cheaper; it may be deleted if many epochs were taken since."""
         self.require()
         self._end(await self.epochs.next_of(self.epoch))
 
@@ -158,7 +158,7 @@ class WriteAhead:
             self._places.release()  # for who waits, to hear of it
             return
         if self.failure.done():
-            return  # a newer epoch is known: nothing is confirmed any more
+            return  # a newer epoch is known: no message is confirmed
         made.created = True
         while self._sent and self._sent[0].created:
             done = self._sent.popleft()

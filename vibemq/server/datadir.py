@@ -58,7 +58,7 @@ def is_served(path: str) -> bool:
     try:
         fd = os.open(f"{path}/lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return False  # no broker ever has, or this account may not look
+        return False  # no broker ever has, or this account has no access
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -151,7 +151,8 @@ def require_unserved(path: str) -> None:
 def identify(path: str, *, has_bucket: bool) -> None:
     """Give the directory its identity where it has none yet.  Raises SetupError.
 
-    Without a bucket a damaged one serves nobody and is made anew; with one the bucket knows this directory by it.
+    Without a bucket a damaged one is created again. With one the start is refused, because the bucket identifies the
+    directory by it.
     """
     file = f"{path}/{identity.FILE}"
     is_used = os.path.exists(metadata_path(path))

@@ -6,9 +6,9 @@ One line means one: line breaks and other control characters inside a message or
 terminal would obey stays text.  A longer line than LINE_CHARACTERS_MAX is cut: names that peers give may be as long
 as their frames.
 
-An exception is logged as its type and the places in code that it passed. Its text and source lines stay out of the
-log, because they may repeat a peer's bytes, a password among them. The text of the broker's own errors is kept: it is
-written for people. Lines of libraries are logged once a minute, without their arguments.
+An exception is logged as its type and its code locations. Its text and source lines stay out of the log, because they
+may repeat a peer's bytes, for example a password. The text of the broker's own errors is logged. Lines of libraries are
+logged once a minute, without their arguments.
 
 As JSON an event also has its name, which stays the same when its words change (events.py).
 """
@@ -27,9 +27,9 @@ from vibemq.once_a_minute import OnceAMinute
 from vibemq.server.events import OTHER, event_of
 
 LINE_CHARACTERS_MAX = 16 * 1024
-#: Of the places that an exception passed, the innermost: enough to find the mistake, and one screen line each.
+#: Code locations of an exception that are logged, the innermost: enough to find the bug, one screen line each.
 PLACES_MAX = 20
-#: The records of Python's warnings carry their text as an argument, and Python itself writes each once for each place.
+#: Records of Python's warnings have their text as an argument, and Python writes each once for each place in code.
 WARNINGS = "py.warnings"
 
 _process = "vibemq"
@@ -43,7 +43,7 @@ def _cut(text: str) -> str:
 
 
 def places_of(problem: BaseException) -> str:
-    """Return the type of an exception and the places in code that it passed, the innermost first.
+    """Return the type of an exception and its code locations, the innermost first.
 
     The text is added only for the broker's own errors and the operating system's."""
     kind = type(problem).__name__

@@ -200,9 +200,9 @@ class Recovery:
         if report is None:
             return
         if not report.ran:
-            _tell_cuts(record.name, report)  # segments that are missing
+            _tell_cuts(record.name, report)  # missing segments
             return
-        if report.unfit and not report.unfit.endswith(".segment"):  # what a segment lacks is told below
+        if report.unfit and not report.unfit.endswith(".segment"):  # damage of a segment is logged below
             log.warning(
                 "stream %r: %s is damaged, missing or of an older version; it is made anew from the segments, and "
                 "nothing is lost with it",
@@ -216,8 +216,8 @@ class Recovery:
 def sync_at_stop(names: Mapping[str, str], most_s: float = STOP_SYNC_MAX_S) -> None:
     """Sync every log that has unsynced chunks and record it as durable, once no process appends any more.
 
-    ``names`` are the streams' names by their directories.  The next boot then knows the whole of each log, so damage
-    costs only the chunk that it hits.  No sync begins after ``most_s``; one that has begun is waited for.
+    ``names`` are the streams' names by their directories.  The next boot then knows each log to be durable, so damage
+    costs only the chunk that it hits.  No sync begins after ``most_s``; a running one is completed.
     """
     deadline = time.monotonic() + most_s
 

@@ -207,8 +207,8 @@ class Supervisor:
         return ports
 
     def _require_users(self, metadata: Metadata) -> None:
-        """Raises StorageError where users are not those that were answered, ConfigError where other machines could come
-        in as guest, or a superuser is wanted and cannot be."""
+        """Raises StorageError if stored users differ from the acknowledged ones; ConfigError if other machines could
+        log in as guest, or the configured superuser cannot be made."""
         from vibemq.access.users import lacks_superuser
 
         metadata.require_access()

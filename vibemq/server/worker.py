@@ -151,7 +151,7 @@ class Worker:
         def needs_home(record: StreamRecord) -> bool:
             try:
                 has_ttl = bool(policies.options(record).get("message_ttl_ms"))
-                # Members of a fan-out that were there are owed their copies until somebody ends their time.
+                # Members of a fan-out keep their copies until a home ends their time.
                 has_members = os.path.exists(os.path.join(record.directory, MEMBERS_FILE))
                 return has_ttl or has_members or has_consumers_of(record.directory, self.context.index)
             except StorageError:

@@ -79,7 +79,7 @@ def lost(options: Options, stream: str, wanted: str, there: str, why: str) -> No
 
 
 class OtherStreams(VibeMQError):
-    """A checkpoint holds positions of streams that its source does not read."""
+    """A checkpoint has positions of streams that its source does not read."""
 
     def __init__(self, options: Options, others: list[str]) -> None:
         said = f"the checkpoint has positions of {', '.join(map(repr, others))}, and this source reads {reads(options)}"
@@ -87,19 +87,19 @@ class OtherStreams(VibeMQError):
 
 
 def reads(options: Options) -> str:
-    """Name the streams that the options name."""
+    """Return words for the streams that the options select."""
     if options.super_stream:
         return f"the partitions of super stream {options.super_stream!r}"
     if options.pattern:
-        return f"streams whose names match {options.pattern!r}"
+        return f"streams with names that match {options.pattern!r}"
     return ", ".join(map(repr, options.streams))
 
 
 def read_positions(options: Options, checkpoint: Positions) -> Positions:
     """Return the positions of streams that the source reads.
 
-    Raises OtherStreams where the checkpoint has others, because records would be read twice or never: its sources are
-    in another order, or one has another stream. With failOnDataLoss=false that is a warning. Partitions of a super
+    Raises OtherStreams if the checkpoint has others: the query's sources are in another order, or one has another
+    stream, so records would be read twice or never. With failOnDataLoss=false that is a warning. Partitions of a super
     stream are known to the broker only: see `advance`."""
     if options.streams:
         found = {name: position for name, position in checkpoint.items() if name in options.streams}

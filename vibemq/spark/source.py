@@ -326,9 +326,9 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return tasks(self.options, plans.parts(found, has))
 
     def _require_partitions(self, replayed: Positions) -> None:
-        """Raise OtherStreams where a batch of the checkpoint is of streams outside the super stream that is read.
+        """Raise OtherStreams if a batch of the checkpoint has streams outside of the super stream.
 
-        Spark replays such a batch before it asks for the next one. A deleted partition is lost data instead.
+        Spark replays such a batch before it plans the next one. A deleted partition counts as lost data instead.
         """
         new = replayed.keys() - self.planned
         if not self.options.super_stream or not new:

@@ -36,7 +36,7 @@ class Binding(NamedTuple):
     cluster: str
     name: str  # this broker's
     number: int  # of the last change that is in the database
-    epoch: int  # the highest of a broker whose change is in the database
+    epoch: int  # the highest epoch of a broker with a change in the database
 
 
 class NumberTaken(Exception):

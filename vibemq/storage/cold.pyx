@@ -61,7 +61,7 @@ class Stub(NamedTuple):
     newest_ms: int
     seed: int
     epoch: int
-    broker_epoch: int = 0  # 0: sent up by an older version
+    broker_epoch: int = 0  # 0: uploaded by an older version
 
 
 cdef object _stub_of(const _stub *s):

@@ -23,7 +23,7 @@ FILTER_VALUES_MAX = core.FILTER_VALUES_MAX
 
 
 class LogLook(NamedTuple):
-    """Offsets [first, next) are there for readers, those below ``durable`` whatever its durability promises; ``cuts`` rise.
+    """Readers have offsets [first, next); those below ``durable`` survive by the stream's durability; ``cuts`` rise.
 
     ``limit``: the end of at most so many bytes from the start on; ``waiting_bytes``: how many there are in all;
     ``uncut``: below it nothing was cut yet; ``at_timestamp``: -1 where no time was said.

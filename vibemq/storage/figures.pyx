@@ -38,8 +38,8 @@ class LogFigures(NamedTuple):
     """Offsets of one instant; times in ms since 1970, sizes in bytes."""
 
     first_offset: int
-    next_offset: int  # of what is written
-    confirmed_offset: int  # where every reader ends
+    next_offset: int  # of written messages
+    confirmed_offset: int  # the end for every reader
     written_ms: int  # when the newest chunk was; 0: there is none
     active_bytes: int  # of the segment that is being written
     segments_generation: int  # another one: segments have come or gone

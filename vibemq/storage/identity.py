@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DATA/identity: names a data directory, so that a process can tell whether the one on its disk is the broker's.
+"""DATA/identity: identifies a data directory, so that a process can tell whether the one on its disk is the broker's.
 
-It is 24 hex digits that nobody can guess, a hyphen, and the CRC-32 of those digits. One of an older broker is 32 hex
-digits without a check.
+It is 24 random hex digits, a hyphen, and the CRC-32 of those digits. An older broker's is 32 hex digits without a
+check.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def is_whole(data_dir: str) -> bool:
 
 @cache
 def read(data_dir: str) -> str:
-    """Return what `make` gave the directory.  Raises OSError."""
+    """Return the identity that `make` gave the directory.  Raises OSError."""
     with open(os.path.join(data_dir, FILE), encoding="ascii") as file:
         return file.read().strip()
 

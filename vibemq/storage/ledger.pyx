@@ -33,11 +33,11 @@ class QueueStats(NamedTuple):
     dead_lettered: int
     purged: int
     refused: int  # by a full queue: their publishers were told
-    away: int  # members of a fan-out that vanished, and whose copies are kept
+    away: int  # members of a fan-out that vanished and still have copies
     base: int  # all messages below this offset are settled
-    failing: int  # messages that a queue without a limit delivers again and again
-    failing_offset: int  # the one that failed most often
-    failing_deliveries: int  # and how often
+    failing: int  # messages that fail repeatedly in a queue without a limit
+    failing_offset: int  # offset of the one that failed most often
+    failing_deliveries: int  # its failed deliveries
 
 
 def queue_stats(str directory, uint64_t next_offset) -> QueueStats:

@@ -50,11 +50,11 @@ cdef enum:
 
 
 class LedgerDamage(NamedTuple):
-    """What of a queue's ledger did not fit its copies and checks."""
+    """Damage of a queue's ledger that recovery found and corrected."""
 
-    is_anew: bool  # nothing is known any more of what was settled
-    is_page: bool  # words of the page were wrong, and made right from their copies
-    entries: int  # messages that are delivered again, because nothing is known of them
+    is_anew: bool  # the settled messages are no longer known
+    is_page: bool  # words of the page were wrong, and were corrected from their copies
+    entries: int  # messages that are delivered again, because their entries were damaged
     offset: int  # of the first of these
 
 
@@ -68,7 +68,7 @@ class Cut(NamedTuple):
 
 
 class Skip(NamedTuple):
-    """Damaged chunks from ``position`` on that recovery left in a segment, because the log goes on behind them."""
+    """Damaged chunks from ``position`` on that recovery left in a segment, because the log continues behind them."""
 
     path: str
     position: int
@@ -82,7 +82,7 @@ class RecoveryReport(NamedTuple):
 
     ``cuts`` names the first of ``cut_count`` cuts, ``cut_bytes`` is the sum of them all; ``given_back``: segments that
     were not whole here any more, and are read from the object store.  ``skips`` names the first of ``skip_count`` places
-    with damaged chunks.  ``unfit`` is the file because of which recovery ran although this boot wrote the log.
+    with damaged chunks.  ``unfit`` is the damaged file that made recovery run although this boot wrote the log.
     """
 
     ran: bool
@@ -98,15 +98,15 @@ class RecoveryReport(NamedTuple):
 
 
 class LogStats(NamedTuple):
-    """Offsets and sizes at one instant: of what is written, and of what is confirmed, at which every reader ends.
+    """Offsets and sizes at one instant: of written messages, and of confirmed ones, at which every reader ends.
 
-    ``last_chunk`` is -1 while nothing is confirmed, or where it is not known.
+    ``last_chunk`` is -1 while no message is confirmed, or if it is unknown.
     """
 
     first_offset: int
-    next_offset: int  # of what is written
-    confirmed_offset: int  # at most next_offset: what lies between waits for a sync, or for the object store
-    last_chunk: int  # the newest that is confirmed
+    next_offset: int  # of written messages
+    confirmed_offset: int  # at most next_offset: messages between wait for a sync, or for the object store
+    last_chunk: int  # the newest confirmed chunk
     segment_count: int
     size_bytes: int
 
@@ -196,7 +196,7 @@ def recover(str directory, SyncOnce once=None, **options) -> RecoveryReport:
 
 
 def sync_rest(str directory):
-    """fdatasync all that is committed in a log, and note it as durable.  Raises StorageError where the disk fails."""
+    """fdatasync all committed chunks of a log, and record them as durable.  Raises StorageError if the disk fails."""
     cdef fault f
     cdef err e
     cdef bytes path = os.fsencode(directory)
@@ -207,9 +207,9 @@ def sync_rest(str directory):
 
 
 def confirm_stored(str directory, uint64_t segment, uint64_t position, uint64_t next_offset):
-    """Before the recovery of a log of another boot: the object store has all of it up to this end of a chunk.
+    """Confirm a log of another boot up to this end of a chunk, which the object store has, before its recovery.
 
-    So readers need not wait until the archiver has sent it once more.  Raises StorageError.
+    So readers need not wait until the archiver has sent it again.  Raises StorageError.
     """
     cdef core.commit record
     cdef fault f
@@ -405,7 +405,7 @@ cdef class Log:
 
     @property
     def confirmed_offset(self) -> int:
-        """Where every reader ends (csrc/log/control.h control_confirmed): publishers of what is below it could be confirmed."""
+        """The end for every reader (csrc/log/control.h control_confirmed): publishers below it could be confirmed."""
         return core.control_confirmed_offset(self.control)
 
     @property
@@ -618,9 +618,9 @@ def ledger_sync(str directory):
 
 
 def ledger_recover(str directory, *, bint is_same_boot = False) -> LedgerDamage:
-    """Make a queue's ledger right before any worker lives, after the recovery of its log.  Raises StorageError.
+    """Repair a queue's ledger before the first worker starts, after the recovery of its log.  Raises StorageError.
 
-    ``is_same_boot``: this boot wrote it.  Then only damage is mended, and the former home and consumers are forgotten.
+    ``is_same_boot``: this boot wrote it.  Then only damage is repaired, and the former home and consumers are removed.
     """
     cdef fault f
     cdef core.ledger_damage found

@@ -8,5 +8,5 @@ cdef class MemberTable:
     cdef size_t mapped                   # records, the header included
 
     cdef uint64_t *_record(self, uint32_t index) except NULL
-    # The member owes no acknowledgement of anything below `low`, and gets `cursor` next.
+    # The member owes no acknowledgement below `low`, and gets `cursor` next.
     cdef int place(self, uint32_t index, uint64_t low, uint64_t cursor) except -1

@@ -225,7 +225,7 @@ MIGRATIONS = (
     """
     ALTER TABLE applications ADD COLUMN targets TEXT NOT NULL DEFAULT '[]';
     """,
-    # remote.epoch: the highest epoch of a broker whose change is in here; lower ones' changes behind it are void.
+    # remote.epoch: the highest epoch of a broker with a change in here; later changes of lower epochs are void.
     """
     ALTER TABLE remote ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
     """,

@@ -39,7 +39,7 @@ cdef class StoredOffsets:
     cdef readonly str directory
     cdef uint32_t damaged           # what was logged already
     cdef double tell_evictions_s    # not before
-    cdef Meters meters              # counts references that made room for another; None: nobody looks
+    cdef Meters meters              # counts evicted references; None: not counted
 
     def __cinit__(self, str directory, Meters meters=None):
         cdef fault f

@@ -56,7 +56,7 @@ cdef class Tail:
 
     cdef readonly Log log
     cdef readonly uint64_t segment, position, next
-    cdef uint64_t last_chunk  # the newest that was taken, UINT64_MAX: none yet
+    cdef uint64_t last_chunk  # the newest chunk that was taken, UINT64_MAX: none yet
     cdef int fd
     cdef uint32_t seed
 
@@ -93,20 +93,20 @@ cdef class Tail:
 
     @property
     def place(self) -> tuple[int, int, int, int]:
-        """Where it has come to: segment, position, next offset, and the newest chunk before that."""
+        """Return its position: segment, position, next offset, and the newest chunk before that."""
         return self.segment, self.position, self.next, self.last_chunk
 
     def confirm(self, tuple place not None):
-        """The object store has all before a `place` of this log: confirm it, to publishers and to readers."""
+        """Confirm messages before a `place` of this log, which the object store has, to publishers and readers."""
         cdef commit c
         c.segment, c.position, c.next_offset, c.last_chunk = place
         c.batch_position, c.chunks, c.timestamp_ms = c.position, <uint64_t> -1, 0
-        # Readers first: whoever looks at remote_offset for a confirm must find readers served.
+        # Readers first: a worker that confirms by remote_offset must find the confirmed record raised.
         core.control_confirm(self.log.control, &c)
         self.set_remote_offset(c.next_offset)
 
     def confirm_segments(self, uint64_t next_offset):
-        """The object store has the segments before the one that begins at `next_offset`."""
+        """Confirm the segments before the one that begins at `next_offset`, which the object store has."""
         self.confirm((next_offset, SEGMENT_HEADER_BYTES, next_offset, self.last_chunk))
 
     @property

@@ -209,7 +209,7 @@ class Users(Database):
             before = db.total_changes
             yield db
             is_changed = db.total_changes != before
-            if is_changed:  # else it would be published for nothing
+            if is_changed:  # else a change would be published without need
                 db.execute("UPDATE accounts SET changes = changes + 1")
         if is_changed:
             self._note_access()

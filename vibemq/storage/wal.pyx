@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read SQLite's write-ahead log and wal-index, to tell damage from the end of the log.
 
-SQLite reads a log up to the first frame whose checksum does not fit and drops the rest without a word.  This module
-finds that frame, and whether the log went on behind it.  Formats: https://www.sqlite.org/fileformat2.html#walformat
+SQLite reads a log up to the first frame with a wrong checksum and silently drops the rest.  This module finds that
+frame, and transactions behind it.  Formats: https://www.sqlite.org/fileformat2.html#walformat
 and https://www.sqlite.org/walformat.html.
 """
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from libc.stdint cimport uint8_t, uint32_t
 
-INDEX_BYTES = 2 * 48 + 4  # of the wal-index: what `read_index` needs
+INDEX_BYTES = 2 * 48 + 4  # of the wal-index, for `read_index`
 
 cdef enum:
     HEADER_BYTES = 32
@@ -24,27 +24,27 @@ cdef enum:
 
 
 class Log(NamedTuple):
-    """A write-ahead log as its bytes say it is."""
+    """The state of a write-ahead log by its bytes."""
 
     is_header_whole: bool
     salts: bytes
     committed: int  # frames up to the last whole transaction, which SQLite uses
-    bad_at: int  # byte of the first frame that does not fit, or of the end
+    bad_at: int  # byte of the first frame with a wrong checksum, or of the end
     bad_frame: int  # its number, from 1
-    commits_behind: int  # transactions that end behind that frame and follow from what stands before them
+    commits_behind: int  # transactions that end behind that frame and continue the checksums
     is_one_bit: bool  # one flipped bit explains that frame
 
 
 class Index(NamedTuple):
-    """What the wal-index says that the processes of this boot have committed."""
+    """The commits of this boot's processes by the wal-index."""
 
     frames: int
-    checkpointed: int  # of these, so many are in the database file
+    checkpointed: int  # the number of these in the database file
     salts: bytes
 
 
 def read_log(bytes log not None) -> Log:
-    """Return what the log has; an empty one, or one of zeros, has no frame."""
+    """Return the state of the log; an empty one, or one of zeros, has no frame."""
     cdef const uint8_t *p = log
     cdef Py_ssize_t size = len(log), at = HEADER_BYTES, frame_bytes
     cdef uint32_t page_bytes, number = 0, committed = 0, bad = 0, behind = 0
@@ -77,14 +77,14 @@ def read_log(bytes log not None) -> Log:
         else:
             bad, bad_at = number, at
             is_one_bit = _is_one_bit(p, at, page_bytes, big, sums)
-        if bad:  # whether the next one follows from this one, as it stands
+        if bad:  # test whether the next one continues this one's checksum
             sums[0], sums[1] = _word(p + at + 16), _word(p + at + 20)
         at += frame_bytes
     return Log(True, log[16:24], committed, bad_at, bad or number + 1, behind, is_one_bit)
 
 
 def read_index(bytes index not None) -> Index | None:
-    """Return what the wal-index says; None: it is not whole, as after a power cut or a kill in its middle."""
+    """Return the wal-index; None: it is incomplete, as after a power cut or a kill during its write."""
     cdef const uint8_t *p = index
     cdef uint32_t sums[2]
     cdef Py_ssize_t size = INDEX_HEADER_BYTES
@@ -108,7 +108,7 @@ cdef inline uint32_t _word(const uint8_t *p) noexcept nogil:
 
 
 cdef inline uint32_t _summed(const uint8_t *p, bint big) noexcept nogil:
-    """A word as the checksum takes it."""
+    """A word in the byte order of the checksum."""
     return _word(p) if big else <uint32_t> p[3] << 24 | <uint32_t> p[2] << 16 | <uint32_t> p[1] << 8 | p[0]
 
 
@@ -128,11 +128,11 @@ cdef bint _has_salts(const uint8_t *log, Py_ssize_t at) noexcept nogil:
 
 
 cdef bint _is_one_bit(const uint8_t *log, Py_ssize_t at, uint32_t page_bytes, bint big, uint32_t *sums) noexcept nogil:
-    """Does one flipped bit explain the frame at ``at``?  ``sums``: of the frame as it is.
+    """True if one flipped bit explains the frame at ``at``.  ``sums``: of the frame as it is.
 
     The checksum is linear modulo 2^32: a change of one word changes both sums by that word's two coefficients times it.
-    Seen from the end, these are Fibonacci numbers.  A change of a high bit looks alike in many words, so which bit it
-    is stays open.
+    Counted from the end, these are Fibonacci numbers.  A change of a high bit has the same effect in many words, so the
+    bit itself is not determined.
     """
     cdef uint32_t d0 = sums[0] - _word(log + at + 16), d1 = sums[1] - _word(log + at + 20)
     cdef uint32_t a[2]
@@ -145,7 +145,7 @@ cdef bint _is_one_bit(const uint8_t *log, Py_ssize_t at, uint32_t page_bytes, bi
         return False
     if _differ_by_one_bit(log + at + 16, sums[0], sums[1]):
         return True
-    a[0], b[0], a[1], b[1] = 1, 1, 0, 1  # a change of a pair's first word goes into both sums, of its second into one
+    a[0], b[0], a[1], b[1] = 1, 1, 0, 1  # a change of a pair's first word affects both sums, of its second word one
     while i >= 0:
         for which in range(2):
             place = at + i + 4 * which + (0 if i == 0 else FRAME_HEADER_BYTES - 8)
@@ -157,7 +157,7 @@ cdef bint _is_one_bit(const uint8_t *log, Py_ssize_t at, uint32_t page_bytes, bi
 
 
 cdef bint _has_bit_with(uint32_t word, uint32_t a, uint32_t b, uint32_t d0, uint32_t d1) noexcept nogil:
-    """Would the flip of a bit in a word of these coefficients have changed the sums by that much?"""
+    """True if the flip of a bit in a word of these coefficients changes the sums by that much."""
     cdef uint32_t delta
     cdef int bit
     for bit in range(32):
@@ -170,7 +170,7 @@ cdef bint _has_bit_with(uint32_t word, uint32_t a, uint32_t b, uint32_t d0, uint
 
 
 cdef bint _differ_by_one_bit(const uint8_t *p, uint32_t first, uint32_t second) noexcept nogil:
-    """Do two stored words differ from these by one bit?"""
+    """True if two stored words differ from these by one bit."""
     cdef uint32_t x = _word(p) ^ first, y = _word(p + 4) ^ second
     cdef uint32_t either = x | y
     return either and not (x and y) and not either & (either - 1)

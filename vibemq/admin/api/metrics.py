@@ -110,15 +110,15 @@ def _add_broker(api: Api, page: Page) -> None:
 _NAMES = {
     "publisher_names_evicted_total": (
         "names_evicted",
-        "publisher names whose publishing ids were forgotten because their stream keeps no more names",
+        "publisher names that were evicted from the full table of a stream, with their publishing ids",
     ),
     "publisher_names_refused_total": (
         "names_refused",
-        "named publishers that were refused because connected publishers have all names that their stream keeps",
+        "named publishers that were refused because connected publishers have all names in their stream's table",
     ),
     "stored_offsets_evicted_total": (
         "offsets_evicted",
-        "stored offsets that were forgotten because their stream keeps no more names of consumers",
+        "stored offsets that were evicted from the full file of a stream",
     ),
     "publisher_tables_rebuilt_total": (
         "tables_rebuilt",

@@ -28,7 +28,7 @@ _QUEUE_METRICS = (
     ("expired_total", "messages that were older than the queue's time to live", "expired"),
     ("dropped_total", "messages lost to a limit, the time to live or failed attempts", "dropped"),
     ("refused_total", "messages that a full queue did not take, as their publishers were told", "refused"),
-    ("members_away", "members of a fan-out that vanished and whose copies are kept for them", "away"),
+    ("members_away", "members of a fan-out that vanished and still have copies", "away"),
     ("purged_total", "messages that waited when the queue was purged", "purged"),
     ("failing_messages", "messages without a limit of attempts that failed three deliveries or more", "failing"),
 )
@@ -38,7 +38,7 @@ _STREAM_METRICS: tuple[tuple[str, str, Callable[[Entry], int]], ...] = (
     ("segments", "segment files", lambda entry: entry.counts.log.segment_count),
     (
         "messages_unconfirmed",
-        "records that no consumer is given yet: they wait for a sync, or for the object store",
+        "records that are not delivered yet: they wait for a sync, or for the object store",
         lambda entry: entry.counts.log.next_offset - entry.counts.log.confirmed_offset,
     ),
     ("next_offset", "offset of the next record", lambda entry: entry.counts.log.next_offset),
@@ -109,7 +109,7 @@ class Objects:
             if queue.failing:
                 about = "offset of the message that failed most often, in a queue without a limit of attempts"
                 self._page.add("queue_failing_message_offset", about, queue.failing_offset, **names)
-                about = "how many of that message's deliveries failed"
+                about = "failed deliveries of that message"
                 self._page.add("queue_failing_message_deliveries", about, queue.failing_deliveries, **names)
             oldest = queue.base if entry.counts.messages else entry.counts.log.next_offset
             if (age := age_s(entry, oldest, self._now_ms)) is not None:

@@ -17,7 +17,7 @@ from vibemq.access.users import Authenticator
 from vibemq.storage.metadata import Metadata
 
 LIFETIME_S = 8 * 3600  # a working day, as RabbitMQ's page
-#: Logins that were ended before their time, and are remembered; 100 bytes each. Beyond, all that are as old end too.
+#: Ended logins that are kept until they expire; 100 bytes each. Beyond that, all logins of the same age end too.
 ENDED_MAX = 4096
 _PURPOSE = b"vibemq management page login 1"
 _CSRF = b"vibemq management page csrf 1"
@@ -28,7 +28,7 @@ class Logins:
         self._metadata = metadata
         self._tokens = Tokens(metadata, authenticator, purpose=_PURPOSE)
         self._ended: dict[str, None] = {}
-        self._all_ended_s = 0  # each login that ends by then was ended before its time
+        self._all_ended_s = 0  # each login that expires by then has ended
 
     def begin(self, user: str) -> str:
         """A token for this user, whose password was right.  Raises UserNotFound."""
@@ -43,7 +43,7 @@ class Logins:
             self._forget()
 
     def _forget(self) -> None:
-        """Forget the login that would end first; it stays ended, and so is each that ends no later."""
+        """Remove the login that expires first. It stays ended, and so does each login that expires no later."""
         first = min(self._ended, key=ends_at_s)
         self._all_ended_s = max(self._all_ended_s, ends_at_s(first))
         self._ended = {token: None for token in self._ended if ends_at_s(token) > self._all_ended_s}
