@@ -144,6 +144,70 @@ def test_a_name_collects_where_nobody_else_is_there(connect, name, mode):
         publisher.await_counts(name, 10)
 
 
+def given_to_a_late_member(connect, name, subscriber=""):
+    """The only member had five messages when another came, and vanished; the late member has been given them."""
+    publisher, gone, late = connect(), connect(), connect()
+    publisher.create(name, mode=FAN_OUT_WITH_ACK)
+    subscribe(gone, name, subscriber)
+    publisher.publish_all(name, range(5))
+    gone.take(5)
+    late.subscribe(name)
+    gone.close()
+    found = late.take(5)
+    assert payloads(found) == list(range(5))
+    return publisher, late, found
+
+
+def test_copies_that_a_late_member_got_and_acknowledged_are_not_owed_to_an_unnamed_one(connect, name):
+    publisher, late, found = given_to_a_late_member(connect, name)
+    late.ack(*found[:3])
+    publisher.await_counts(name, 0, 2)
+    late.ack(*found[3:])
+    publisher.await_counts(name, 0)
+    back = connect()
+    subscribe(back, name)
+    assert back.rest() == []
+
+
+def test_copies_that_a_late_member_got_and_acknowledged_are_still_owed_to_a_name(connect, name):
+    publisher, late, found = given_to_a_late_member(connect, name, "audit")
+    late.ack(*found)
+    publisher.await_counts(name, 5)
+    back = connect()
+    subscribe(back, name, "audit")
+    assert payloads(back.take(5)) == list(range(5))
+
+
+def test_copies_that_a_late_member_got_and_left_come_once_to_the_next(connect, name):
+    publisher, late, found = given_to_a_late_member(connect, name)
+    late.ack(found[1])
+    late.ping()
+    late.unsubscribe(name)
+    publisher.await_subscribers(name, 0)
+    back = connect()
+    subscribe(back, name)
+    assert payloads(back.rest()) == [0, 2, 3, 4]
+
+
+def test_a_copy_that_another_had_acknowledged_before_stays_owed_where_a_late_member_gets_the_rest(connect, name):
+    publisher, first, second, late = [connect() for _ in range(4)]
+    publisher.create(name, mode=FAN_OUT_WITH_ACK)
+    subscribe(first, name)
+    subscribe(second, name)
+    publisher.publish_all(name, range(3))
+    first.ack(*first.take(3)[:2])
+    second.take(3)
+    first.ping()
+    late.subscribe(name)
+    first.unsubscribe(name)
+    second.close()
+    late.ack(late.delivery())
+    publisher.await_counts(name, 2)
+    back = connect()
+    subscribe(back, name)
+    assert payloads(back.rest()) == [0, 1]
+
+
 def test_a_name_that_is_back_before_its_connection_is_known_to_be_lost_gets_its_copies(connect, name):
     publisher, first, second, again = [connect() for _ in range(4)]
     publisher.create(name, mode=FAN_OUT_WITH_ACK)

@@ -21,12 +21,14 @@ cdef class Departed:
     cdef int remains(self, dict members) except -1
     cdef int _store_alone(self, Member m, uint64_t first, uint64_t end) except -1
     cdef list _without_acknowledged(self, Backlog of, Member gone, list copies)
+    cdef tuple _states(self, Backlog of, list ranges)
+    cdef tuple _without_passed_on(self, Backlog of, Member gone, list copies, list shared)
     cdef Member find(self, Member m)
     cdef int take(self, Member m, Member gone, uint64_t next) except -1
     cdef bint keep(self, Backlog of, Member gone, uint64_t low, uint64_t next, bint with_ack) except -1
     cdef int forget(self, Member m) except -1
     cdef int place(self, Member m) except -1
-    cdef int taken_over(self, Backlog of, uint64_t base) except -1
+    cdef int taken_over(self, Backlog of, uint64_t base, list passed_on) except -1
     cdef uint64_t lowest(self) noexcept
     cdef uint64_t departed(self, uint64_t departed, uint64_t next) except? 0
     cdef uint64_t cut(self, uint64_t below) except? 0

@@ -128,26 +128,51 @@ cdef class Departed:
 
     cdef list _without_acknowledged(self, Backlog of, Member gone, list copies):
         """Without the copies that `gone` has acknowledged, as far as the ledger shows that: where it was alone."""
-        cdef uint64_t offset, settled
+        if gone.alone_from >= gone.alone_end or self.queue.mode != MODE_FAN_OUT_WITH_ACK:
+            return copies
+        settled, _ = self._states(of, without(copies, without(copies, [(gone.alone_from, gone.alone_end)])))
+        return without(copies, settled)
+
+    cdef tuple _states(self, Backlog of, list ranges):
+        """Return the ranges of settled messages and those of all others; messages behind LOOKED_AT_MAX are in neither."""
+        cdef uint64_t offset, since, last
         cdef int64_t looks = LOOKED_AT_MAX
         cdef ledger_entry *entry
         cdef fault f
-        if gone.alone_from >= gone.alone_end or self.queue.mode != MODE_FAN_OUT_WITH_ACK:
-            return copies
-        acknowledged = []
-        for first, end in without(copies, without(copies, [(gone.alone_from, gone.alone_end)])):
-            settled = first  # the messages from here to `offset` are
-            for offset in range(first, end):
+        cdef bint is_settled, was_settled
+        found = ([], [])  # by `not is_settled`
+        for first, end in ranges:
+            offset = since = first
+            last = min(<uint64_t> end, of.next)
+            was_settled = True
+            while offset < last:
                 entry = core.ledger_entry_of(of.raw, offset, &f)
                 looks -= 1
                 if looks < 0 or (entry == NULL and f.code != OK):
-                    acknowledged.append((settled, offset))
-                    return without(copies, joined(acknowledged))
-                if entry != NULL and core.ledger_state_of(core.word_load(&entry.word)) != LEDGER_SETTLED:
-                    acknowledged.append((settled, offset))
-                    settled = offset + 1
-            acknowledged.append((settled, end))
-        return without(copies, joined(acknowledged))
+                    found[not was_settled].append((since, offset))
+                    return joined(found[0]), joined(found[1])
+                is_settled = entry == NULL or core.ledger_state_of(core.word_load(&entry.word)) == LEDGER_SETTLED
+                if is_settled != was_settled:
+                    found[not was_settled].append((since, offset))
+                    since, was_settled = offset, is_settled
+                offset += 1
+            found[not was_settled].append((since, offset))
+            found[1].append((max(offset, <uint64_t> first), end))  # they have no entry yet
+        return joined(found[0]), joined(found[1])
+
+    cdef tuple _without_passed_on(self, Backlog of, Member gone, list copies, list shared):
+        """Note which of the copies those who are there have got as well.
+
+        A name keeps its own copies nevertheless.  An unnamed member cannot be told from the others, so what these
+        acknowledge it is not owed any more.  Messages that were settled before were not passed on: they stay its own.
+        """
+        came_back = [(each[1], each[1] + 1) for each in gone.again]
+        owed = joined(copies, came_back, [(max(gone.cursor, gone.skip_below), self.queue.log_end())])
+        _, gone.passed_on = self._states(of, without(owed, without(owed, gone.passed_on)))
+        if gone.subscriber:
+            return copies, shared
+        gone.again = [each for each in gone.again if without([(each[1], each[1] + 1)], gone.passed_on)]
+        return without(copies, gone.passed_on), joined(shared, gone.passed_on)
 
     cdef int place(self, Member m) except -1:
         if m.record:
@@ -187,7 +212,8 @@ cdef class Departed:
         came_back = [each for each in gone.again if without([(each[1], each[1] + 1)], own)]
         again = joined([(each[1], each[1] + 1) for each in came_back])
         copies = without(copies, joined(m.debts, again))
-        shared = without(without(shared, own), joined(m.inherited, m.debts, copies, again))
+        # Its cursor passes all that nobody has acknowledged from `start` on.
+        shared = without(without(shared, [(m.start, NOWHERE)]), joined(m.inherited, m.debts, copies, again))
         m.again = m.again + came_back
         heapq.heapify(m.again)
         m.debts = joined(m.debts, copies, again)
@@ -228,7 +254,11 @@ cdef class Departed:
             shared = joined(gone.inherited, [(gone.start, min(gone.skip_below, gone.cursor))], backlog)
             copies = self._without_acknowledged(of, gone, without(copies, [(0, low)]))
             shared = without(shared, [(0, low)])
-        gone.again = sorted(gone.again, key=lambda each: (-each[3], each[1])) if with_ack else []
+        if not with_ack:
+            gone.again = []
+        if gone.passed_on:
+            copies, shared = self._without_passed_on(of, gone, copies, shared)
+        gone.again.sort(key=lambda each: (-each[3], each[1]))
         counted, others = gone.again[:RANGES_KEPT_MAX], gone.again[RANGES_KEPT_MAX:]
         came_back = joined([(each[1], each[1] + 1) for each in counted])
         copies = without(joined(copies, [(each[1], each[1] + 1) for each in others]), came_back)
@@ -236,7 +266,8 @@ cdef class Departed:
         gone.copies = deque(fewer(copies, RANGES_KEPT_MAX))
         gone.owed = deque(fewer(without(shared, joined(copies, came_back)), RANGES_KEPT_MAX))
         # More ranges than fit are joined over what it has acknowledged, and shown by the ledger as well.
-        gone.was_alone = not gone.alone_from and gone.alone_end == NOWHERE and len(copies) <= RANGES_KEPT_MAX
+        gone.was_alone = not gone.alone_from and gone.alone_end == NOWHERE and len(copies) <= RANGES_KEPT_MAX \
+            and not gone.passed_on
         gone.tried_below = gone.cursor
         if not gone.ttl_ms and not gone.copies and not gone.owed and not gone.again:
             self.forget(gone)
@@ -268,8 +299,11 @@ cdef class Departed:
             self.queue.members.place(gone.record, min(low, gone.cursor), gone.cursor)
         return 0
 
-    cdef int taken_over(self, Backlog of, uint64_t base) except -1:
-        """All members that live have told: those that are left in the table vanished with their workers."""
+    cdef int taken_over(self, Backlog of, uint64_t base, list passed_on) except -1:
+        """All members that live have told: those that are left in the table vanished with their workers.
+
+        `passed_on`: ranges of which those who are there get what nobody has acknowledged.
+        """
         cdef Member gone
         cdef uint32_t epoch
         cdef uint64_t next = of.next, end = self.queue.log_end()
@@ -283,7 +317,7 @@ cdef class Departed:
             gone = Member()
             gone.gone = gone.vanished = gone.died = True
             gone.record, gone.subscriber, gone.ttl_ms = record.index, record.name, record.ttl_s * 1000
-            gone.start, gone.skip_below = record.start, record.skip_below
+            gone.start, gone.skip_below, gone.passed_on = record.start, record.skip_below, passed_on
             gone.cursor = max(base, min(record.cursor, end))
             gone.debts, gone.inherited = record.copies, record.shared
             gone.alone_from, gone.alone_end = record.alone

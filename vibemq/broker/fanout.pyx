@@ -169,7 +169,7 @@ cdef class FanOut(Backlog):
         cdef bint with_ack = self.queue.mode != MODE_FAN_OUT_WITHOUT_ACK
         cdef uint64_t low = self._lowest(gone)
         if self.members:
-            gone.passed_on = self._unclaimed(joined(gone.copies, gone.owed, [(max(gone.start, low), self.next)]))
+            gone.passed_on = self._unclaimed(joined(gone.copies, gone.owed, [(max(gone.start, low), self.queue.log_end())]))
         self._left(gone)
         if not gone.ttl_ms and not (gone.vanished and with_ack):
             self.departures.forget(gone)
@@ -229,6 +229,8 @@ cdef class FanOut(Backlog):
             if m.inherited and id(m.inherited) not in seen:  # most have inherited the same
                 seen.add(id(m.inherited))
                 ranges = without(ranges, m.inherited)
+            if m.debts:
+                ranges = without(ranges, m.debts)
         return without(ranges, [(first_start, NOWHERE)])
 
     cdef int _pass_on(self, list ranges) except -1:
@@ -283,7 +285,8 @@ cdef class FanOut(Backlog):
             if m.restored is not None:
                 self._restore(m)
             m.holds = None
-        self.departures.taken_over(self, core.word_load(&self.control.base))
+        self.departures.taken_over(self, core.word_load(&self.control.base), self._unclaimed(
+            [(core.word_load(&self.control.base), self.next)]) if self.members else [])
         self.begins = False
         self._give_to_early()
         self.departures.remains(self.members)
