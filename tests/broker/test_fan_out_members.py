@@ -3,11 +3,12 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 
 import pytest
-from peers import micromsg2
+from peers import micromsg2, signalr_data
 from peers.queues import (
     Command,
     Killed,
@@ -20,6 +21,7 @@ from peers.queues import (
     on_worker,
     payload,
     payloads,
+    stopped,
     wait_until,
     worker_pid,
 )
@@ -27,6 +29,7 @@ from running import broker, written
 
 import vibemq.client
 from vibemq.storage.ledger import queue_stats
+from vibemq.storage.members import NAMES_MAX, SUBSCRIBED, MemberTable
 
 FAN_OUT_WITH_ACK, FAN_OUT_WITHOUT_ACK = 1, 2
 SHORT = ("--set", "server.shutdown_timeout_s=2")
@@ -296,6 +299,24 @@ def test_a_member_gets_its_copies_though_its_worker_was_killed(tmp_path, stack, 
         assert payload(first.delivery()) == "new"
 
 
+def test_a_member_that_is_back_before_its_workers_death_is_known_gets_its_copies_before_the_grace_ends(tmp_path, stack):
+    """The supervisor is stopped, so the dead worker's seat is not taken before the member is back."""
+    with broker(tmp_path, *SHORT) as running:
+        first, second, back = (on_worker(running, worker, stack) for worker in (0, 1, 0))
+        first.create("q", mode=FAN_OUT_WITH_ACK)
+        subscribe(first, "q")
+        subscribe(second, "q")
+        first.await_subscribers("q", 2)
+        first.publish_all("q", range(3))
+        second.take(3)
+        first.ack(*first.take(3))
+        first.await_counts("q", 0, 3)
+        with stopped(running.process.pid):
+            kill(worker_pid(running, 1))
+            subscribe(back, "q")
+        assert back.take_acked(3) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("stop", ["clean", "killed"])
 def test_members_get_their_copies_after_a_restart_of_the_broker(tmp_path, stop, stack):
     with killed_at_the_end(), broker(tmp_path, *SHORT) as running:
@@ -326,6 +347,33 @@ def test_members_get_their_copies_after_a_restart_of_the_broker(tmp_path, stop, 
         assert 5 in payloads(third.take(1))
         subscribe(first, "q", "one", ttl_s=600)
         assert payloads(first.take(1)) == ["new"]
+
+
+def test_a_fan_out_that_an_older_broker_left_without_records_of_members_goes_on(tmp_path, stack):
+    with killed_at_the_end(), broker(tmp_path, *SHORT, workers=1) as running:
+        first, second = [stack.enter_context(QueuePeer(running)) for _ in range(2)]
+        first.create("q", mode=FAN_OUT_WITH_ACK)
+        subscribe(first, "q", prefetch=4)
+        subscribe(second, "q", prefetch=4)
+        first.publish_all("q", range(6))
+        first.ack(*first.take(4)[:1])
+        second.take(4)
+        first.take(1)
+        kill_all(running)
+        raise Killed
+    (members,) = tmp_path.glob("streams/*/members")
+    members.unlink()
+    with broker(tmp_path, *SHORT, workers=1) as running:
+        first, second = [stack.enter_context(QueuePeer(running)) for _ in range(2)]
+        subscribe(first, "q")
+        found = first.take(5)
+        assert payloads(found) == [1, 2, 3, 4, 5]
+        subscribe(second, "q")
+        first.publish("q", "new")
+        assert first.take_acked(1) == second.take_acked(1) == ["new"]
+        first.ack(*found)
+        first.await_counts("q", 0)
+    assert members.exists()
 
 
 def test_members_get_their_copies_after_a_restart_of_all_workers(tmp_path, stack):
@@ -373,6 +421,32 @@ def test_a_time_to_live_without_a_name_is_refused(connect, name):
         subscribe(publisher, name, ttl_s=5)
     with pytest.raises(Refused, match="time to live needs 0 to 2592000 seconds"):
         subscribe(publisher, name, "a", ttl_s=2_592_001)
+
+
+def test_a_name_beyond_the_limit_is_refused_and_not_acknowledged_before(tmp_path, stack):
+    with broker(tmp_path, *SHORT, workers=1) as running:
+        peer = stack.enter_context(QueuePeer(running))
+        peer.create("q", mode=FAN_OUT_WITH_ACK)
+        subscribe(peer, "q", "first", ttl_s=600)
+        (ledger,) = (tmp_path / "streams").glob("*/ledger")
+        record = struct.pack("=3Q", SUBSCRIBED, 0, 600).ljust(1024, b"\0")
+        with open(ledger.parent / "members", "r+b", buffering=0) as file:
+            os.pwrite(file.fileno(), record * (NAMES_MAX - 1), 2 * len(record))  # behind the header and the first
+        late = stack.enter_context(QueuePeer(running))
+        topic = stack.enter_context(micromsg2.connected(running))
+        hub = stack.enter_context(signalr_data.DataPeer(running))
+        for _ in range(2):  # a refused subscription is not remembered
+            with pytest.raises(Refused, match="subscriber names of one queue"):
+                subscribe(late, "q", "late", ttl_s=600)
+            topic.denied("subscribe", destination="topic/q", subscriber="late", **{"subscriber-ttl": 600})
+            with pytest.raises(signalr_data.Refused):
+                hub.ask("SubscribePush", "q", {"subscriber": "late", "subscriberTtlSeconds": 600})
+        MemberTable(str(ledger.parent), False).free(NAMES_MAX)
+        subscribe(late, "q", "late", ttl_s=600)
+        peer.publish("q", "a")
+        for member in (peer, late):
+            assert member.take_acked(1) == ["a"]
+            member.ping()
 
 
 def test_workers_that_end_in_order_keep_what_their_members_are_owed(tmp_path, stack):

@@ -56,6 +56,9 @@ def test_all_that_a_released_version_kept_is_there_and_goes_on(archive, tmp_path
             for queue, waiting in (("jobs", [*range(4, 10)]), ("jobs.dlq", [3])):
                 with client.consume(queue, timeout_s=60) as consumer:
                     assert sorted(next(consumer).payload for _ in waiting) == waiting
+            if archive.name != "0.1.0.tar.gz":  # which had no names of members
+                with client.consume("copies", subscriber="audit", timeout_s=60) as consumer:
+                    assert [next(consumer).payload for _ in range(4)] == [1, 2, 3, 4]
     metadata = Metadata(str(data / "meta.db"))
     assert Authenticator(metadata, True).check("shop", "shop-password", True) is Verdict.OK
     (granted,) = metadata.permissions("shop")

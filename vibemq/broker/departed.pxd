@@ -32,10 +32,11 @@ cdef class Departed:
     cdef uint64_t lowest(self) noexcept
     cdef uint64_t departed(self, uint64_t departed, uint64_t next) except? 0
     cdef uint64_t cut(self, uint64_t below) except? 0
-    cdef int end_some(self, int64_t now_ms) except -1
+    cdef int end_some(self, Backlog of, int64_t now_ms) except -1
     cdef int _end(self, Member gone) except -1
     cdef int _store(self, Member gone) except -1
     cdef int _tell(self) except -1
+    cdef int64_t _due_ms(self, Member gone)
     cdef int64_t _grace_ms(self, Member m)
     cdef int shed(self, list copies, list shared, uint64_t below) except -1
     cdef int lapse(self, Backlog of) except -1

@@ -37,6 +37,7 @@ damaged = OnceAMinute(logger, logging.ERROR)
 
 cdef enum:
     EARLY_MS = 5000          # by which a client may be back before its worker's death is known
+    LATER_COMERS_MS = 2000   # so long a member that comes after that goes before one that was back early
     # Unnamed members that vanished from one queue and are kept: some kilobytes each. The longest gone gives way.
     AWAY_MAX = 1024
     # Ranges and counted attempts that are kept of one of them: 100 KB. Of more ranges neighbours are joined.
@@ -80,6 +81,11 @@ cdef class Departed:
             self._grace_ms(None), min(gone.ttl_ms, gone.ttl_ms - (time.time_ns() // 1_000_000 - record.since_ms)))
         self.away.append(gone)
         self.due_ms = min(self.due_ms, gone.due_ms)
+
+    cdef int64_t _due_ms(self, Member gone):
+        if gone.died and not gone.subscriber:
+            return min(gone.due_ms, gone.came_ms + LATER_COMERS_MS)
+        return gone.due_ms
 
     cdef int64_t _grace_ms(self, Member m):
         return m.ttl_ms if m is not None and m.ttl_ms else self.queue.table.defaults.member_grace_s * 1000
@@ -276,7 +282,7 @@ cdef class Departed:
         gone.due_ms = gone.came_ms + self._grace_ms(gone)
         self._store(gone)
         self.away.append(gone)
-        self.due_ms = min(self.due_ms, gone.due_ms)
+        self.due_ms = min(self.due_ms, self._due_ms(gone))
         if len(self.away) > AWAY_MAX:
             self._crowded()
         self._tell()
@@ -386,16 +392,23 @@ cdef class Departed:
                 self._store(gone)
         return count
 
-    cdef int end_some(self, int64_t now_ms) except -1:
-        """The time of some may be over."""
+    cdef int end_some(self, Backlog of, int64_t now_ms) except -1:
+        """The time of some may be over, or the time for members that come later than an early one."""
         cdef Member gone
+        cdef int64_t due_ms
         if now_ms < self.due_ms:
             return 0
         self.due_ms = NEVER
         for gone in list(self.away):
-            if gone.due_ms <= now_ms:
+            due_ms = self._due_ms(gone)
+            if due_ms > now_ms:
+                self.due_ms = min(self.due_ms, due_ms)
+            elif self._give_late(of, gone):
+                continue
+            elif gone.due_ms <= now_ms:
                 self._end(gone)
             else:
+                gone.died = False  # no early one is there
                 self.due_ms = min(self.due_ms, gone.due_ms)
         return 0
 
@@ -433,10 +446,10 @@ cdef class Departed:
         return self.queue.mark()
 
     cdef bint _give_late(self, Backlog of, Member gone) except -1:
-        """Nobody came after a worker had died: a member that was back before its death was known takes over."""
+        """Give to an unnamed member that was back before its worker's death was known, where nobody came after that."""
         cdef Member m
         if gone.died and not gone.subscriber:
-            for m in of.members.values():
+            for m in reversed(of.members.values()):  # whoever came last came most likely after the worker's end
                 if not m.subscriber and not m.debts and gone.came_ms - EARLY_MS < m.came_ms <= gone.came_ms:
                     self.take(m, gone, of.next)
                     self.came(m, False)
@@ -455,9 +468,6 @@ cdef class Departed:
         cdef bint is_shed = gone is self.shed_by_limit
         cdef bint waits = False
         cdef bint is_settled
-        if self._give_late(of, gone):
-            self.lapsed.pop(0)
-            return self.queue.mark()
         while gone.copies and budget > 0 and not waits:
             first, end = gone.copies[0]
             if not of.members:

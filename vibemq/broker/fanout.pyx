@@ -302,7 +302,7 @@ cdef class FanOut(Backlog):
 
     cdef int work_off(self) except -1:
         if self.departures.away:
-            self.departures.end_some(self.queue.table.now_ms)
+            self.departures.end_some(self, self.queue.table.now_ms)
             self.timer.at_most(self.departures.due_ms)
         if self.departures.lapsed and not self.unsearched:
             self.departures.lapse(self)

@@ -197,11 +197,13 @@ cdef class Queue(StreamUser):
 
     # ---- consumers ----
 
-    def add_consumer(self, Consumer consumer, uint32_t prefetch, str subscriber=None, uint32_t subscriber_ttl_s=0):
+    def add_consumer(self, Consumer consumer, uint32_t prefetch, str subscriber=None, uint32_t subscriber_ttl_s=0,
+                     answer=None):
         """From now on it gets messages, through its write().  `prefetch` 0: as the queue has it, also later.
 
         `subscriber`: its name as a member of a fan-out, which `subscriber_ttl_s` lets outlive its connection; None: as it
-        was.  Raises LimitExceeded where the queue has too many such names.
+        was.  `answer()` is called when no limit refuses it any more, before its first message.  Raises LimitExceeded where
+        the queue has too many such names.
         """
         cdef letter l
         if subscriber is not None:
@@ -216,6 +218,8 @@ cdef class Queue(StreamUser):
         core.word_bit_set(&self.control.workers, self.worker)
         told = self.told
         try:
+            if answer is not None:
+                answer()
             self.check_home()
             if self.home is not None and consumer.member is None:
                 self.home.join(consumer)

@@ -20,7 +20,7 @@ from running import ENVIRONMENT, broker
 
 import vibemq
 import vibemq.client
-from vibemq.client import QueueOptions
+from vibemq.client import DeliveryMode, QueueOptions
 from vibemq.client.streams import StreamsConnection
 
 SIZE_MAX_BYTES = 50_000
@@ -64,6 +64,18 @@ def fill(data: Path) -> None:
                 for message in (next(consumer) for _ in range(4)):
                     message.ack() if message.payload < 3 else message.nack()
                 client.queue_info("jobs")  # answered after all of these were read
+            client.create_queue("copies", QueueOptions(mode=DeliveryMode.FAN_OUT_WITH_ACK))
+            with (
+                vibemq.client.connect(f"vibemq://{served.host}:{served.native_port}") as other,
+                client.consume("copies") as consumer,
+                other.consume("copies", subscriber="audit", subscriber_ttl_s=86_400) as audit,
+            ):
+                client.publish_many("copies", range(5))
+                for message in (next(consumer) for _ in range(3)):
+                    message.ack()
+                next(audit).ack()
+                client.queue_info("copies")
+                other.queue_info("copies")
         vibemq_command(data, "ctl", "set_policy", "week", "^events$", POLICY, "--apply-to", "streams")
         vibemq_command(data, "ctl", "add_super_stream", "orders", "--partitions", "3")
         vibemq_command(data, "users", "add", name, "--password-stdin", stdin=password)

@@ -375,11 +375,12 @@ def start(command: Command) -> None:
             command.refuse(Refused(ErrorCode.NOT_SUPPORTED, why))
             return
         subscribed = session.subscriptions.get(target.name)
-        command.done(destination=command.destination)  # before the first message
+        done = partial(command.done, destination=command.destination)
         if subscribed is not None:
+            done()
             subscribed.outlet.filter = chosen
         else:
-            session.add_subscription(target.name, destination, chosen, queue, prefetch, subscriber, ttl_s)
+            session.add_subscription(target.name, destination, chosen, queue, prefetch, subscriber, ttl_s, done)
 
     open_queue(session, target, opened, command.refuse)
 

@@ -406,12 +406,12 @@ cdef class Micromsg2Session(QueueSession):
             publisher.generation = -1
 
     def add_subscription(self, str name, bytes destination, filter, Queue queue, uint32_t prefetch,
-                         str subscriber, uint32_t subscriber_ttl_s):
-        """To a queue or topic."""
+                         str subscriber, uint32_t subscriber_ttl_s, answer):
+        """To a queue or topic; `answer()` comes before the first message."""
         subscription = Subscription(name, Outlet(self.out, destination, filter), self.free_number())
         self.remember_subscription(name, subscription)
         try:
-            queue.add_consumer(subscription, prefetch, subscriber, subscriber_ttl_s)
+            queue.add_consumer(subscription, prefetch, subscriber, subscriber_ttl_s, answer)
         except BaseException:
             self.forget_subscription(name)
             raise

@@ -375,16 +375,18 @@ def subscribe(session: NativeSession, request: Message) -> None:
         raise Refused(ErrorCode.SERVER_ERROR, f"At most {admission.SUBSCRIPTIONS_MAX} subscriptions each.")
 
     def opened_queue(queue: Any) -> None:
-        # The acknowledgement goes first: clients see nothing else while a handler runs.
         number = request.id.decode(errors="surrogateescape")
         headers = {Header.QUEUE_NAME: request.queue, Header.SUBSCRIPTION_ID: number}
-        reply(session, request, headers=headers)
+        # The acknowledgement goes before the first message: clients see nothing else while a handler runs.
+        answer = partial(reply, session, request, headers=headers)
         known = session.subscriptions.get(name)
         if known is None:
             stored = FORM_STORED in session.features and request.headers.get(Header.FORM) == FORM_STORED
-            session.consume(session.add_subscription(name, prefetch, stored), queue, subscriber, ttl_s)
+            session.subscribe(name, prefetch, stored, queue, subscriber, ttl_s, answer)
         elif known.dormant:
-            session.consume(known, queue)
+            session.consume(known, queue, answer=answer)
+        else:
+            answer()
 
     _with_queue(session, request, opened_queue, wanted=create == "true")
 

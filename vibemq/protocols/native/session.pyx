@@ -530,9 +530,20 @@ cdef class NativeSession(QueueSession):
         self.remember_subscription(name, subscription)
         return subscription
 
-    def consume(self, Subscription subscription, Queue queue, str subscriber=None, uint32_t subscriber_ttl_s=0):
+    def consume(self, Subscription subscription, Queue queue, str subscriber=None, uint32_t subscriber_ttl_s=0,
+                answer=None):
+        queue.add_consumer(subscription, subscription.wanted, subscriber, subscriber_ttl_s, answer)
         subscription.dormant = False
-        queue.add_consumer(subscription, subscription.wanted, subscriber, subscriber_ttl_s)
+
+    def subscribe(self, bytes name, int prefetch, bint stored, Queue queue, str subscriber, uint32_t subscriber_ttl_s,
+                  answer):
+        """`answer()` comes before the first message.  Raises LimitExceeded, StorageError: then nothing is remembered."""
+        subscription = self.add_subscription(name, prefetch, stored)
+        try:
+            self.consume(subscription, queue, subscriber, subscriber_ttl_s, answer)
+        except BaseException:
+            self.remove_subscription(name)
+            raise
 
     def leave(self):
         """The peer has said goodbye: read no more, confirm what it has published, then close."""

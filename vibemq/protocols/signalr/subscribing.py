@@ -88,8 +88,11 @@ def subscribe_to(call: Call, way: Subscription, wanted: dict[str, Any], answer: 
 
     def opened(queue: Any) -> None:
         consumer = HubSubscription(way, is_auto)
-        answer()
-        queue.add_consumer(consumer, min(prefetch, hub.queues.defaults.prefetch_max), subscriber, ttl_s)
+        try:
+            queue.add_consumer(consumer, min(prefetch, hub.queues.defaults.prefetch_max), subscriber, ttl_s, answer)
+        except BaseException:
+            way.close()
+            raise
 
     return open_queue(call, name, opened)
 
