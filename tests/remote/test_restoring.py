@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import vibemq.storage.cold as cold
+from vibemq.broker.options import DeliveryMode
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote.archiver import Archiver
 from vibemq.remote.epochs import WriteAheadObject
@@ -36,13 +37,13 @@ def chunk(epoch: int, size: int = 100) -> memoryview:
     return memoryview(CHUNK_HEADER.pack(epoch, size - CHUNK_HEADER.size, 0, 0) + bytes(size - CHUNK_HEADER.size))
 
 
-def restored(directory: str, is_queue: bool, *ranges: tuple[int, int]) -> Restored:
+def restored(directory: str, is_queue: bool, *ranges: tuple[int, int], mode: int = 0) -> Restored:
     record = SimpleNamespace(
         name="tasks",
         incarnation=INCARNATION,
         directory=directory,
         durability="remote",
-        queue=SimpleNamespace() if is_queue else None,
+        queue={"mode": mode} if is_queue else None,
     )
     made = Restored(record, is_whole=True)
     places = {Place(INCARNATION, first, after, 1, 7, 0, 0): 1000 for first, after in ranges}
@@ -61,6 +62,14 @@ def test_segments_of_a_queue_that_were_settled_are_not_missed_and_those_left_of_
     made.finish()
     assert "missing" not in caplog.text
     assert [stub.first for stub in cold.stubs(str(directory))] == ([400] if base == 400 else [300, 400])
+
+
+@pytest.mark.parametrize(("mode", "said"), [(DeliveryMode.FAN_OUT_WITH_ACK, 1), (DeliveryMode.ROUND_ROBIN, 0)])
+def test_copies_that_members_of_a_fan_out_lose_with_the_machine_are_named(tmp_path, caplog, mode, said):
+    made = restored(str(tmp_path / "log"), True, (0, 100), mode=mode)
+    made.lay(LedgerState(INCARNATION, 10, ((12, 20), (30, 31))), 1)
+    made.finish()
+    assert caplog.text.count("queue 'tasks': 9 messages at offsets 12 to 30") == said
 
 
 def test_a_hole_in_what_was_published_last_is_told_with_what_lies_behind_it(tmp_path):

@@ -43,6 +43,9 @@ ADVICE = (
     "from a copy or a version of the bucket, and start with an empty data directory again"
 )
 
+#: Of a queue's option `mode` (vibemq/broker/options.py).
+FAN_OUTS = (1, 2)
+
 log = logging.getLogger("vibemq.remote")
 
 
@@ -343,12 +346,28 @@ class Restored:
         if self.record.queue is not None and not os.path.exists(os.path.join(self.directory, "ledger")):
             known = self._ledger or LedgerState(self.record.incarnation, 0, ())
             ledger.restore(self.directory, known.base, list(known.ranges))
+            self._log_members_lost(known)
         if self.record.durability == "remote" and not self.is_missing and (end := self._stored_end()) is not None:
             try:
                 confirm_stored(self.directory, *end)
             except StorageError as problem:  # readers wait until the archiver has sent it again
                 log.warning("stream %r: its confirmed offset cannot be written: %s", self.record.name, problem)
         return self._hole() if self.is_missing else ""
+
+    def _log_members_lost(self, known: LedgerState) -> None:
+        """The bucket does not have a fan-out's members: what only some of them had acknowledged, the others do not get.
+
+        `base` stays below every copy that a member is owed, so settled messages above it may be such copies.
+        """
+        if self.record.queue is not None and self.record.queue.get("mode") in FAN_OUTS and known.ranges:
+            log.warning(
+                "queue %r: %d messages at offsets %d to %d that one member had acknowledged do not come again to "
+                "members that had not, because the object store does not keep the members of a fan-out",
+                self.record.name,
+                sum(end - first for first, end in known.ranges),
+                known.ranges[0][0],
+                known.ranges[-1][1] - 1,
+            )
 
     def _stored_end(self) -> tuple[int, int, int] | None:
         """Return the segment, position and offset up to which the store has the whole log, by the objects read here."""

@@ -448,6 +448,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s; %s",
     ),
     "confirmed_offset_not_written": ("stream %r: its confirmed offset cannot be written: %s",),
+    "remote_members_lost": (
+        "queue %r: %d messages at offsets %d to %d that one member had acknowledged do not come again to members "
+        "that had not, because the object store does not keep the members of a fan-out",
+    ),
     "remote_restored": (
         "%s is empty: restoring broker %r of cluster %s",
         "%s, and were not confirmed: an object before them was never created",
