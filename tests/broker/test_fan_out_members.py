@@ -242,7 +242,7 @@ def test_copies_that_nobody_comes_back_for_are_dead_lettered_or_counted(tmp_path
             wait_until(lambda: publisher.info("q")["droppedCount"] == 5, "the copies are counted")
         first.ping()
         publisher.await_counts("q", 0)
-    assert written(capfd).count("did not come back in time") == 1
+    assert written(capfd).count("did not return in time") == 1
 
 
 def test_messages_that_nobody_has_acknowledged_stay_when_the_grace_is_over(tmp_path, stack):

@@ -92,7 +92,7 @@ def test_10000_connected_publishers_keep_their_names_and_one_more_is_refused(tmp
         assert metric(running, "publisher_names_refused_total") == 1
         told = capfd.readouterr().err
         assert "publisher b'one more' is refused: 10000 publisher names are kept" in told
-        assert len(re.findall("longest ago was forgotten for", told)) <= WORKERS
+        assert len(re.findall("longest ago was evicted for", told)) <= WORKERS
         for peer in peers:
             publish_all(peer, PER_CONNECTION, [1])
             publish_all(peer, PER_CONNECTION, [1])

@@ -311,7 +311,7 @@ def test_what_comes_behind_a_seal_is_found(bucket):
 
     change(bucket, seal)
     found = problems(bucket)
-    assert any("objects come behind this seal" in line for line in found)
+    assert any("objects follow this seal" in line for line in found)
     assert any("never took epoch 3" in line for line in found)
 
 

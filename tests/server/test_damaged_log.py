@@ -129,5 +129,5 @@ def test_a_damaged_control_page_is_named_and_made_anew_in_the_same_boot(tmp_path
         with connection.publisher("events", "ref") as publisher:
             assert publisher.next_id == COUNT + 1
     said = written(capfd)
-    assert re.search(r"stream 'events': \S*/control is damaged, missing or of an older version; it is made anew", said)
+    assert re.search(r"stream 'events': \S*/control is damaged, missing or of an older version; it is rebuilt", said)
     assert "newer" not in said

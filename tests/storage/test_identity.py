@@ -40,9 +40,9 @@ def test_a_damaged_one_is_refused_where_a_bucket_knows_it_and_else_made_anew(tmp
         datadir.identify(str(tmp_path), has_bucket=True)
     assert "restore it from a backup" in refused.value.hint and path.read_text() == damaged
     datadir.identify(str(tmp_path), has_bucket=False)
-    assert f"{path} was damaged and is made anew" in caplog.text
+    assert f"{path} was damaged and is created again" in caplog.text
     assert identity.is_whole(str(tmp_path)) and identity.read(str(tmp_path)) + "\n" == path.read_text()
     os.unlink(path)
     (tmp_path / "meta.db").touch()
     datadir.identify(str(tmp_path), has_bucket=True)
-    assert f"{path} was missing and is made anew" in caplog.text
+    assert f"{path} was missing and is created again" in caplog.text

@@ -132,7 +132,7 @@ cdef class Backlog:
         core.word_store(&self.control.failing_deliveries, most)
         if self.failing:
             retrying.say(self.queue.key, "queue %s: %d deliveries of message %d failed; the queue has no limit (attempts_max), "
-                         "so it is tried again after each back-off; %d such messages in all", self.queue.name, most, worst,
+                         "so it is delivered again after each back-off; %d such messages in all", self.queue.name, most, worst,
                          len(self.failing), count=0)
         return 0
 

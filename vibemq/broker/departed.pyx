@@ -74,8 +74,8 @@ cdef class Departed:
         gone.cursor = gone.tried_below = max(base, min(record.cursor, end))
         gone.copies, gone.owed = deque(without(record.copies, [(0, base)])), deque(without(record.shared, [(0, base)]))
         if not record.is_whole:
-            damaged.say(self.queue.key, "queue %s: the record of a member that vanished is damaged, so all messages from %d "
-                        "on come again for it", self.queue.name, base)
+            damaged.say(self.queue.key, "queue %s: the record of an absent member is damaged, so all messages from %d "
+                        "on are delivered to it again", self.queue.name, base)
             gone.copies, gone.owed, gone.skip_below = deque([(base, end)]), deque(), 0
         gone.due_ms = self.queue.table.now_ms + max(
             self._grace_ms(None), min(gone.ttl_ms, gone.ttl_ms - (time.time_ns() // 1_000_000 - record.since_ms)))
@@ -291,8 +291,8 @@ cdef class Departed:
     def _crowded(self):
         unnamed = [gone for gone in self.away if not (<Member> gone).ttl_ms]
         if len(unnamed) > AWAY_MAX:
-            crowding.say(self.queue.key, "queue %s: more than %d members vanished and did not come back: the copies of those "
-                         "longest gone leave it", self.queue.name, AWAY_MAX)
+            crowding.say(self.queue.key, "queue %s: more than %d members are away: the copies of those that vanished first "
+                         "leave it", self.queue.name, AWAY_MAX)
             self._end(unnamed[0])
 
     cdef int _store(self, Member gone) except -1:
@@ -328,8 +328,8 @@ cdef class Departed:
             gone.debts, gone.inherited = record.copies, record.shared
             gone.alone_from, gone.alone_end = record.alone
             if not record.is_whole:
-                damaged.say(self.queue.key, "queue %s: the record of a member that vanished is damaged, so all messages from "
-                            "%d on come again for it", self.queue.name, base)
+                damaged.say(self.queue.key, "queue %s: the record of an absent member is damaged, so all messages from "
+                            "%d on are delivered to it again", self.queue.name, base)
                 gone.start, gone.skip_below, gone.debts, gone.inherited = base, 0, [], []
                 gone.alone_from = gone.alone_end = 0
             # The last home may have handed out more than it had stored.
@@ -503,7 +503,7 @@ cdef class Departed:
             gone.copies, gone.owed, gone.skip_below = gone.owed, deque(), NOWHERE  # of these only what nobody has settled
         elif not gone.copies:
             if gone.lapsed_count and not is_shed:
-                lapsing.say((self.queue.key, gone.subscriber), "queue %s: subscriber %s did not come back in time, and %d of "
+                lapsing.say((self.queue.key, gone.subscriber), "queue %s: subscriber %s did not return in time, and %d of "
                             "its copies are %s", self.queue.name, gone.subscriber or "(unnamed)", gone.lapsed_count,
                             "dead-lettered" if buries else "dropped; with a dead-letter queue they would be kept",
                             count=gone.lapsed_count)

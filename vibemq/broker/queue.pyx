@@ -245,11 +245,11 @@ cdef class Queue(StreamUser):
         except StorageError as problem:
             if consumer.subscriber_ttl_s:
                 raise
-            unrecorded.say(self.key, "queue %s: a member has no record, so it loses its copies where a worker dies: %s",
+            unrecorded.say(self.key, "queue %s: a member has no record, so it loses its copies if a worker ends: %s",
                            self.name, problem)
             return 0
         if not record:
-            unrecorded.say(self.key, "queue %s: more than %d members: those beyond lose their copies where a worker dies",
+            unrecorded.say(self.key, "queue %s: more than %d members: those beyond lose their copies if a worker ends",
                            self.name, MEMBERS_MAX)
         return record
 
@@ -469,8 +469,8 @@ cdef class Queue(StreamUser):
                     self._return(consumer, consumer.own.first, d.attempts > UNCOUNTED_RETURNS_MAX, 0)
                     continue
                 if consumer.heard_ms <= began:
-                    slow.say(self.key, "queue %s: a consumer said nothing of message %d for %d ms; that delivery counts as "
-                             "failed, and %d others are handed on uncounted", self.name, d.offset, timeout_ms,
+                    slow.say(self.key, "queue %s: a consumer did not settle message %d within %d ms; that delivery counts "
+                             "as failed, and %d others go to other consumers uncounted", self.name, d.offset, timeout_ms,
                              consumer.own.count - 1 + consumer.pending_size - consumer.pending_head)
                     consumer.overdue = consumer.returning = True
                     if self.home is not None:

@@ -152,7 +152,7 @@ cdef class Stream:
         if evicted:
             self.table.meters.count(METER_NAMES_EVICTED, 1)
             self.table.warns.say((self.name, "evicted"), "stream %s: %d publisher names are kept; the one that published "
-                                 "longest ago was forgotten for %r", self.name, PUBLISHER_NAMES_MAX, reference)
+                                 "longest ago was evicted for %r", self.name, PUBLISHER_NAMES_MAX, reference)
         return 0
 
     cdef int undeclare(self, bytes reference) except -1:

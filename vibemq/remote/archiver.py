@@ -379,7 +379,7 @@ class Archiver:
             except Deposed:
                 return
             except RemoteError as problem:  # the bucket counts it, and `_check` says so
-                log.debug("whether a newer epoch was taken is not known: %s", problem)
+                log.debug("the check for a newer epoch failed: %s", problem)
             await asyncio.sleep(interval_s)
 
     def _check(self) -> None:

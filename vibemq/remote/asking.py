@@ -71,7 +71,7 @@ def publisher(data_dir: str) -> Callable[[int, Changes], int]:
                 "ERR_IO",
                 f"the object store has not said that it took a change of the metadata: {answer['why']}",
                 hint=answer.get("hint")
-                or "whether it was made shows when the store answers again; then do it once more",
+                or "when the store answers again, look whether the change was made; if not, repeat it",
             )
         if (taken := answer.get("taken")) is not None and (made := json.loads(taken))["writer"] != _writer(body):
             raise NumberTaken(number, made)

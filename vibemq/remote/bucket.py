@@ -433,7 +433,7 @@ class Bucket:
             try:
                 return await checked()
             except Damaged as problem:
-                log.info("an answer of the object store may have been cut, and is asked for again: %s", problem)
+                log.info("an answer of the object store may be incomplete, and is requested again: %s", problem)
             await asyncio.sleep(READ_AGAIN_S)
         return await checked()
 

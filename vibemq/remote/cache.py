@@ -157,7 +157,7 @@ class Cache:
         except Damaged as problem:
             if self.bucket.keys is not None:
                 raise  # without its trailer it cannot be decrypted
-            said = "%s: its whole chunks are served; put it back from a version or a copy of the bucket"
+            said = "%s: its undamaged chunks are served; restore it from a version or a copy of the bucket"
             self._says.say(key, said, problem)
             return await self.bucket.read_damaged_part(key, at, until)
 
@@ -236,7 +236,7 @@ class Cache:
         except (Damaged, Missing) as problem:
             fault = str(problem)
         if fault:
-            self._says.say(key, "%s: %s; it is made anew of its segment, here and not in the bucket", key, fault)
+            self._says.say(key, "%s: %s; it is rebuilt from its segment, here and not in the bucket", key, fault)
             stub = cold.stub(directory, place.first)
             body = await self._index_of(place, stub.size_bytes if stub is not None else 0)
         await asyncio.to_thread(_write_whole, path, body)

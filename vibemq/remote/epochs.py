@@ -116,7 +116,7 @@ class Epochs:
                     found = from_json(key, await self.bucket.read(key, Kind.RETIRED))
                     await self.bucket.delete([str(one) for one in found["keys"]])
                 except (Damaged, Missing) as problem:
-                    log.error("which objects an earlier epoch was deleting is not known: %s", problem)
+                    log.error("the objects that an earlier epoch was deleting are unknown: %s", problem)
             await self.bucket.delete([key])
 
     @property
@@ -144,7 +144,7 @@ class Epochs:
         try:
             said = from_json(key, await self.bucket.read(key, Kind.EPOCH))
         except (Damaged, Missing) as problem:
-            log.error("who has taken an epoch is not known: %s", problem)
+            log.error("the broker that has taken an epoch is unknown: %s", problem)
         return {**said, "broker": self.name, "epoch": int(key.rpartition("/")[2]), "key": key}
 
     async def check_newest(self) -> None:

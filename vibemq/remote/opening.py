@@ -151,7 +151,7 @@ async def _patiently(bucket: Bucket) -> tuple[str, bool]:
         except Damaged as problem:
             raise RemoteError(
                 f"the bucket {bucket.url} cannot be told from another cluster's: {problem}",
-                hint=f"put the object `{FORMAT_KEY}` back from a version or a copy of the bucket, which is as it was",
+                hint=f"put the object `{FORMAT_KEY}` back from a version or a copy of the bucket; nothing was changed",
             ) from None
         except RemoteError as problem:
             if time.monotonic() >= deadline_s:
@@ -307,7 +307,7 @@ async def fences_among(bucket: Bucket, changes: list[Listed]) -> set[str]:
             try:
                 return not from_json(one.key, await bucket.read(one.key, Kind.CHANGE)).get("changes", True)
             except (Damaged, Missing) as problem:
-                log.error("whether a change of the metadata is a fence is not known, so it stays: %s", problem)
+                log.error("a change of the metadata may be a fence, so it is not deleted: %s", problem)
                 return True
 
     are = await asyncio.gather(*map(is_fence, changes))

@@ -60,7 +60,7 @@ async def superfluous(bucket: Bucket) -> Superfluous:
         doubles = segments.keys() - set(history(segments))
         _put(found.stays, "segments whose offsets another one has: the broker's disk may refer to either",
              [segments[place] for place in doubles])  # fmt: skip
-    _put(found.goes, "objects with which a start that was killed tried the store",
+    _put(found.goes, "objects with which a killed start tested the store",
          [one for one in contents.probes if now_s - one.written_s > ALONE_S_MIN])  # fmt: skip
     _put(found.stays, "objects whose names are none of VibeMQ's", contents.strange)
     return found

@@ -254,7 +254,7 @@ class Restored:
     def _name_late(self, place: Place) -> None:
         if place not in self.superseded:
             self.superseded.add(place)
-            said = "stream %r: %s was sent by a broker that had lost its place, and is not used"
+            said = "stream %r: %s was uploaded by a deposed broker, and is not used"
             log.warning(said, self.record.name, place.key())
 
     # An object may lie behind one that was never created: then what is in it was not confirmed, and a later epoch's

@@ -162,7 +162,7 @@ def _joints(segments: Iterable[Place], whose: str) -> Iterator[Finding]:
             continue
         if place in too_late:
             yield Finding(place.key(), "a segment of a newer broker begins before it ends",
-                          "it is not read: its broker had lost its place when it sent this one",
+                          "it is not read: a deposed broker uploaded it",
                           "none; retention takes both", False)  # fmt: skip
             continue
         end = max(one.next for one in kept if one.first < place.next and place.first < one.next)
@@ -202,7 +202,7 @@ def what_it_means(key: str, kind: Kind, contents: Contents, records: Records) ->
             f"keep the broker's disk and let it run till this has gone, twice remote.segment_age_s; else {_COPY}",
         )
     if kind is Kind.RETIRED:
-        return "objects that retention took may stay: they are below streams/", "`vibemq remote prune`"
+        return "objects that retention deleted may remain below streams/", "`vibemq remote prune`"
     newest, number = max(contents.snapshots, default=0), int(key[-16:])
     if kind is Kind.SNAPSHOT and number == newest:
         older = sorted(contents.snapshots)[-2:-1]

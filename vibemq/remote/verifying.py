@@ -103,7 +103,9 @@ class _Check:
         try:
             await read_marks(self.bucket, self.contents)
         except RemoteError as problem:
-            self._find("wal/", f"seals cannot be told from other objects: {problem}", "gaps may be none", problem.hint)
+            self._find(
+                "wal/", f"seals cannot be told from other objects: {problem}", "gaps may be no loss", problem.hint
+            )
         await self._names()
         left = iter(self.contents.all)
         total, done = len(self.contents.all), 0
@@ -160,9 +162,9 @@ class _Check:
                     )  # fmt: skip
                 if last.key not in of_epoch:
                     for key in sorted(of_epoch):
-                        self._find(key, "objects come behind this seal, and no other seal behind them",
-                                   "a start ended while it sealed the sequence, or they came late and nobody counts on "
-                                   "them", f"start broker {name} again: it seals them")  # fmt: skip
+                        self._find(key, "objects follow this seal, and no later seal follows them",
+                                   "a start ended while it sealed the sequence, or they came late and were never "
+                                   "confirmed", f"start broker {name} again: it seals them")  # fmt: skip
         by_first = {(place.incarnation, place.first): walk for place, walk in self._walks.items()}
         for place, walk in self._walks.items():
             if (known := self._indexed.get(place)) is not None and known != walk.chunks:

@@ -31,7 +31,7 @@ class Deposed(RemoteError):
     """A newer epoch was taken: no further message can be confirmed under this one."""
 
     def __init__(self, why: str, by: dict[str, object]) -> None:
-        super().__init__(why, hint="another broker has this one's place in the bucket: look there, and do it there")
+        super().__init__(why, hint="another broker has this one's place in the bucket: repeat the request there")
         self.by = by
 
 
@@ -189,7 +189,7 @@ class WriteAhead:
             if isinstance(found, Seal):
                 by = found.by
                 raise Deposed(f"object {key} is a seal of broker {by.get('broker')!r}, epoch {by.get('epoch')}", by)
-        raise Deposed(f"object {key} is none of this epoch's", {"broker": "(unknown)", "epoch": self.epoch})
+        raise Deposed(f"object {key} does not belong to this epoch", {"broker": "(unknown)", "epoch": self.epoch})
 
     async def prune(self, below: int) -> None:
         """Delete the objects below that number: nothing needs them any more.

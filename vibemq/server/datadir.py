@@ -157,18 +157,18 @@ def identify(path: str, *, has_bucket: bool) -> None:
     file = f"{path}/{identity.FILE}"
     is_used = os.path.exists(metadata_path(path))
     remedy = (
-        "restore it from a backup, or write into it what `data` says in the newest object brokers/NAME/EPOCH.sealed of "
-        "the bucket; or start with an empty data directory: all that is in the bucket is restored"
+        "restore it from a backup, or write into it the value of `data` in the newest object brokers/NAME/EPOCH.sealed "
+        "of the bucket; or start with an empty data directory, which is restored from the bucket"
     )
     try:
         if os.path.exists(file) and not identity.is_whole(path):
             if has_bucket:
-                raise SetupError(f"{file} is damaged: it does not say which data directory this is", hint=remedy)
+                raise SetupError(f"{file} is damaged: the identity of this data directory is unknown", hint=remedy)
             os.unlink(file)
-            said = "%s was damaged and is made anew; Spark on this machine reads over TCP until it plans again"
+            said = "%s was damaged and is created again; Spark on this machine reads over TCP until it plans again"
             log.warning(said, file)
         elif is_used and not os.path.exists(file):
-            log.warning("%s was missing and is made anew; a bucket that knew this directory by it refuses it", file)
+            log.warning("%s was missing and is created again; a bucket with the old identity refuses it", file)
         identity.make(path)
     except OSError as problem:
         raise SetupError(

@@ -31,8 +31,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "superuser_made": ("user %r is the superuser, with the password of the configuration",),
     "data_directory_open_to_others": ("%s may be entered by other accounts; `chmod 700 %s` keeps messages private",),
     "identity_made_again": (
-        "%s was damaged and is made anew; Spark on this machine reads over TCP until it plans again",
-        "%s was missing and is made anew; a bucket that knew this directory by it refuses it",
+        "%s was damaged and is created again; Spark on this machine reads over TCP until it plans again",
+        "%s was missing and is created again; a bucket with the old identity refuses it",
     ),
     "data_directory_in_use": ("%s is in use by pid %s or its workers; waiting up to %g s for them to end",),
     "file_limit_low": (
@@ -253,7 +253,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "offset_not_stored": ("%s: offset %d of %r on %s not stored: %s",),
     "offsets_damaged": ("%s: %d stored offsets are damaged and count as not stored",),
     "publisher_names_full": (
-        "stream %s: %d publisher names are kept; the one that published longest ago was forgotten for %r",
+        "stream %s: %d publisher names are kept; the one that published longest ago was evicted for %r",
         "stream %s: publisher %r is refused: %d publisher names are kept, and all are names of connected publishers",
     ),
     "publisher_table_rebuilt": (
@@ -266,11 +266,11 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "queue_full": ("queue %s: it is full (max_messages %d), and refuses new messages (%s)",),
     "queue_message_fails": (
         "queue %s: %d deliveries of message %d failed; the queue has no limit (attempts_max), "
-        "so it is tried again after each back-off; %d such messages in all",
+        "so it is delivered again after each back-off; %d such messages in all",
     ),
     "queue_consumer_overdue": (
-        "queue %s: a consumer said nothing of message %d for %d ms; that delivery counts as "
-        "failed, and %d others are handed on uncounted",
+        "queue %s: a consumer did not settle message %d within %d ms; that delivery counts "
+        "as failed, and %d others go to other consumers uncounted",
     ),
     "queue_message_unreadable": (
         "queue %s: message %d cannot be read: %s",
@@ -302,19 +302,19 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "queues that need a home cannot be listed: %s",
     ),
     "queue_member_gone": (
-        "queue %s: subscriber %s did not come back in time, and %d of its copies are %s",
-        "queue %s: more than %d members vanished and did not come back: the copies of those longest gone leave it",
+        "queue %s: subscriber %s did not return in time, and %d of its copies are %s",
+        "queue %s: more than %d members are away: the copies of those that vanished first leave it",
     ),
     "queue_member_unrecorded": (
-        "queue %s: a member has no record, so it loses its copies where a worker dies: %s",
-        "queue %s: more than %d members: those beyond lose their copies where a worker dies",
+        "queue %s: a member has no record, so it loses its copies if a worker ends: %s",
+        "queue %s: more than %d members: those beyond lose their copies if a worker ends",
     ),
     "queue_member_damaged": (
-        "queue %s: the record of a member that vanished is damaged, so all messages from %d on come again for it",
-        "%s is damaged: what departed members of this fan-out were owed is not known",
+        "queue %s: the record of an absent member is damaged, so all messages from %d on are delivered to it again",
+        "%s is damaged: the copies of departed members of this fan-out are unknown",
     ),
     "queue_ledger_damaged": (
-        "queue %r: %s/ledger is damaged; its words are made right from their copies, and no message is lost",
+        "queue %r: %s/ledger is damaged; its words are restored from their copies, and no message is lost",
         "queue %r: its ledger in %s is damaged: %d messages, the first at offset %d, are delivered again",
         "queue %s: its ledger is damaged: %d messages, the first at offset %d, are delivered again",
     ),
@@ -360,8 +360,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "stream %r: %s is damaged from byte %d on, for %d bytes: its messages %d to %d cannot be read, and all "
         "others are kept; to have them again, stop the broker and restore this file from a backup",
         "stream %r: damaged chunks in %d places in all",
-        "stream %r: %s is damaged, missing or of an older version; it is made anew from the segments, and nothing is "
-        "lost with it",
+        "stream %r: %s is damaged, missing or of an older version; it is rebuilt from the segments, and no message "
+        "is lost",
     ),
     "stop_not_synced": (
         "stream %r could not be synced at the stop: %s",
@@ -371,7 +371,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "stream %r: %d segments were not completely written here; they are read from the object store",
     ),
     "recovery_queue_again": (
-        "queue %r: what was settled is not known any more; what is kept is delivered again",
+        "queue %r: its settled messages are unknown; all kept ones are delivered again",
     ),
     "recovery_offset_set_back": (
         "stream %r: %r had stored offset %d, and messages end before %d: it is set back",
@@ -381,8 +381,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "recovery_directory_unknown": ("%s belongs to no stream; it is kept, because it may hold messages",),
     # ---- the object store ----
     "remote_object_damaged": (
-        "%s: its whole chunks are served; put it back from a version or a copy of the bucket",
-        "%s: %s; it is made anew of its segment, here and not in the bucket",
+        "%s: its undamaged chunks are served; restore it from a version or a copy of the bucket",
+        "%s: %s; it is rebuilt from its segment, here and not in the bucket",
     ),
     "remote_epoch": (
         "epoch %d of broker %r in %s",
@@ -400,7 +400,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "the object store has taken nothing for %.0f s: %s; publishers to streams of durability remote wait, with "
         "%d objects on their way, and it is tried again until it succeeds: %s",
         "the object store does not answer yet: %s",
-        "an answer of the object store may have been cut, and is asked for again: %s",
+        "an answer of the object store may be incomplete, and is requested again: %s",
         "while restoring, the object store is asked again: %s",
         "no epoch can be taken, so nothing of durability remote is confirmed: %s",
         "in the object store: %s",
@@ -417,7 +417,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     ),
     "remote_object_not_created": (
         "a write-ahead object was not created: %s",
-        "whether a newer epoch was taken is not known: %s",
+        "the check for a newer epoch failed: %s",
     ),
     "remote_stream_not_sent": (
         "stream %r cannot be sent to the object store: %s",
@@ -429,7 +429,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "what is below %s of a deleted stream stays: `vibemq remote prune` deletes it: %s",
         "probe objects below %s stay in the bucket: %s",
     ),
-    "remote_late_segment": ("stream %r: %s was sent by a broker that had lost its place, and is not used",),
+    "remote_late_segment": ("stream %r: %s was uploaded by a deposed broker, and is not used",),
     "remote_not_compared": ("%s is not compared with the object store: %s",),
     "remote_object_lost": (
         "object %s is missing in the bucket: those messages cannot be read",
@@ -439,9 +439,9 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "a write-ahead object cannot be restored: %s",
         "a write-ahead object is no seal: %s",
         "a snapshot of the metadata cannot be used: %s",
-        "who has taken an epoch is not known: %s",
-        "which objects an earlier epoch was deleting is not known: %s",
-        "whether a change of the metadata is a fence is not known, so it stays: %s",
+        "the broker that has taken an epoch is unknown: %s",
+        "the objects that an earlier epoch was deleting are unknown: %s",
+        "a change of the metadata may be a fence, so it is not deleted: %s",
         "the size of a segment is not known for sure: %s",
         "what a stream knows of its publishers cannot be restored: %s",
         "%s is damaged, and the bucket has no such segment; kept as %s",

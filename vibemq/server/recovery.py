@@ -204,8 +204,8 @@ class Recovery:
             return
         if report.unfit and not report.unfit.endswith(".segment"):  # damage of a segment is logged below
             log.warning(
-                "stream %r: %s is damaged, missing or of an older version; it is made anew from the segments, and "
-                "nothing is lost with it",
+                "stream %r: %s is damaged, missing or of an older version; it is rebuilt from the segments, and "
+                "no message is lost",
                 record.name, report.unfit,
             )  # fmt: skip
         self._checked += 1
@@ -332,9 +332,9 @@ def _recover(
 
 def _tell_ledger(record: StreamRecord, damage: "logs.LedgerDamage") -> None:
     if damage.is_anew:
-        log.warning("queue %r: what was settled is not known any more; what is kept is delivered again", record.name)
+        log.warning("queue %r: its settled messages are unknown; all kept ones are delivered again", record.name)
     if damage.is_page:
-        said = "queue %r: %s/ledger is damaged; its words are made right from their copies, and no message is lost"
+        said = "queue %r: %s/ledger is damaged; its words are restored from their copies, and no message is lost"
         log.error(said, record.name, record.directory)
     if damage.entries:
         said = "queue %r: its ledger in %s is damaged: %d messages, the first at offset %d, are delivered again"

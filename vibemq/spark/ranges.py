@@ -37,7 +37,7 @@ REMEDY = (
 )
 OTHER_REMEDY = (
     "Give each source of the query the streams that it had, in the same order, or start with a new checkpoint; "
-    "failOnDataLoss=false goes on without these positions, and reads streams without one from their first record"
+    "failOnDataLoss=false continues without these positions, and reads streams without one from their first record"
 )
 RECREATED = "it was deleted and created again"
 TRUNCATED = "its tail is gone"

@@ -95,7 +95,7 @@ cdef class MemberTable:
             magic, version = struct.unpack("=II", os.pread(file, 8, 0))
             if magic != MAGIC:
                 # Positions in a file that is damaged here cannot be believed: every member begins anew.
-                logger.error("%s is damaged: what departed members of this fan-out were owed is not known", self.path)
+                logger.error("%s is damaged: the copies of departed members of this fan-out are unknown", self.path)
                 os.ftruncate(file, 0)
                 self._grow(file, 0, struct.pack("=II", MAGIC, VERSION))
             elif version != VERSION:
