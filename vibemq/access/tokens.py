@@ -73,7 +73,7 @@ class Tokens:
 
 
 def ends_at_s(token: str) -> int:
-    """When a token ends that ``Tokens.user_of`` knows, in seconds since 1970."""
+    """Return the end of a token that ``Tokens.user_of`` accepts, in seconds since 1970."""
     ends_s: int = _HEAD.unpack_from(_bytes(token))[0]
     return ends_s
 

@@ -223,7 +223,7 @@ def log_refusal(peer: str, user: str, right: str, queue: str) -> None:
 
 def what_failed(peer: str, problem: BaseException) -> str:
     """For the peer whose command the disk, a limit or an error of ours has stopped; the log says more."""
-    if isinstance(problem, LimitExceeded):  # which is no fault of ours
+    if isinstance(problem, LimitExceeded):  # caused by the client, not by the broker
         limiting.say(type(problem), "%s: a command failed: %s", peer, problem)
         return str(problem)
     if isinstance(problem, StorageError):

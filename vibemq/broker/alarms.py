@@ -6,8 +6,8 @@ stop while some is left, and whoever makes room goes on: consumers, retention, w
 each door asks (admission.py), ``listen`` tells it of a change.
 
 The disk is looked at by every worker for itself, in a helper thread, because a file system may hang: all see the same
-disk.  The nearer the floor, the more often: the floor is a promise to those who need what is below it.  The
-supervisor adds up the memory of all processes (server/memory.py) and tells the others by a page that all share
+disk.  The nearer the floor, the more often, because the space below it is reserved.  The
+supervisor adds up the memory of all processes (server/memory.py) and publishes the sum in a page that all share
 (Conditions).  The admin process looks for itself (``in_effect``), so what it says holds while workers hang.
 """
 

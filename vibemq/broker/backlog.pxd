@@ -19,7 +19,7 @@ cdef enum:
 
 
 cdef enum:
-    DEAD_MAX = 65_536        # on their way to the dead-letter queue: some 300 bytes each, and no more while it is stuck
+    DEAD_MAX = 65_536        # in transfer to the dead-letter queue: some 300 bytes each, and a bound while it is stuck
     BUDGET = 4096            # messages of one queue in one turn: about two milliseconds with everything around them
 
 # What Backlog.work_off() returns.
@@ -54,21 +54,21 @@ cdef class Member:
     cdef list inherited               # ranges below start that it got from members who left
     cdef object owed                  # deque of those parts of them that it was not given yet
     cdef uint32_t record              # its number in the member table; 0: it has none
-    cdef str subscriber               # the name that its client gave; "": none
-    cdef int64_t ttl_ms               # so long a name stays without a connection; 0: for the grace of unnamed members
-    cdef bint vanished, died          # it left without a word; with its whole worker
-    cdef object copies                # deque of ranges: own copies of a vanished member, also where others have settled
-    cdef list debts                   # those ranges, as they were when it got them
-    cdef list taken                   # parts of them in [start, skip_below): they are not given a second time
-    cdef list passed_on               # a vanished member's: what those who were there have got too
-    cdef uint64_t alone_from, alone_end  # of what it was given in this range, nobody else got a copy
-    cdef bint was_alone               # a vanished member's: of all that is kept for it, nobody else has had a copy since
+    cdef str subscriber               # the name from its client; "": none
+    cdef int64_t ttl_ms               # time to live of the name without a connection; 0: the grace of unnamed members
+    cdef bint vanished, died          # its connection was lost; its whole worker ended
+    cdef object copies                # deque of ranges: own copies of a vanished member, also of messages settled by others
+    cdef list debts                   # those ranges, as this member took them over
+    cdef list taken                   # parts of them in [start, skip_below): they are not delivered a second time
+    cdef list passed_on               # a vanished member's: ranges that other members have got too
+    cdef uint64_t alone_from, alone_end  # in this range no other member got a copy of its messages
+    cdef bint was_alone               # a vanished member's: no other member has got any of its copies since
     cdef uint64_t tried_below         # copies below were delivered before
-    cdef uint64_t lapsed_count        # of its copies so many have left the queue
-    cdef int64_t due_ms               # a vanished member's: what it is owed is kept until then
-    cdef set holds                    # while a home takes over: what it has in flight
-    cdef int64_t came_ms              # when it subscribed, or when one that vanished did
-    cdef bint early                   # it subscribed while a home did not know yet who had vanished
+    cdef uint64_t lapsed_count        # copies of it that have left the queue
+    cdef int64_t due_ms               # a vanished member's: its copies are kept until then
+    cdef set holds                    # while a home takes over: offsets that it has in flight
+    cdef int64_t came_ms              # when it subscribed, or when it vanished
+    cdef bint early                   # it subscribed before a new home knew the vanished members
     cdef object restored              # likewise: its MemberRecord
     cdef list again                   # heap of (due ms, offset, attempts, strikes): copies that came back
 
@@ -100,7 +100,7 @@ cdef class Backlog:
     cdef list graves                  # heap of (due ms, offset, reason, attempts): dead, and not on their way yet
     cdef dict burying                 # offset -> (reason, attempts) of those whose copy is not kept yet
     cdef dict dead                    # offsets of both, with the reason
-    cdef dict failing                 # offset -> failed deliveries, of messages that a queue without a limit tries again
+    cdef dict failing                 # offset -> failed deliveries, of messages in a queue without a limit
     cdef ledger_entry *entry          # of the message in hand
     cdef ledger_word word
 

@@ -46,7 +46,7 @@ cdef enum:
     BLOCKS_PER_TURN = 4
     UNREADABLE_AT_ONCE = 256  # messages of sub-batches that cannot be unpacked, of 65,535 each at worst
     MAKING_MS = 50           # until a dead-letter queue that is being made is asked for again
-    FAILING_MAX = 1000       # messages that are named as failing, some 100 bytes each
+    FAILING_MAX = 1000       # messages that are reported as failing, some 100 bytes each
 
 cdef int OVERFLOW_DROP_OLDEST = int(Overflow.DROP_OLDEST)
 
@@ -100,21 +100,21 @@ cdef class Backlog:
         return 0
 
     cdef int tick(self) except -1:
-        """Hold no descriptors that nobody needs, and name what is delivered again and again."""
+        """Close unused descriptors, and report messages that fail repeatedly."""
         if not self.reading.fetching and not self.moved:
             self.reading.close()
         self.moved = False
         return self._tell_failing()
 
     cdef int failed_again(self, uint64_t offset, uint32_t strikes) except -1:
-        """A message comes back after so many failed deliveries, and no limit takes it out of the queue."""
+        """Note a message that goes back after so many failed deliveries, in a queue without a limit."""
         if strikes >= <uint32_t> FAILING_FROM and self.queue.failures_max == UNLIMITED \
                 and (len(self.failing) < FAILING_MAX or offset in self.failing):
             self.failing[offset] = strikes
         return 0
 
     cdef int _tell_failing(self) except -1:
-        """Log, and show on the ledger's page, which message failed most often; forget those that left the queue."""
+        """Log, and write to the ledger's page, the message that failed most often; remove those that left the queue."""
         cdef ledger_entry *entry
         cdef uint64_t offset, worst = 0, most = 0
         cdef uint64_t base = core.word_load(&self.control.base)
@@ -207,10 +207,10 @@ cdef class Backlog:
         return True
 
     cdef err look(self, uint64_t offset, message_view *m) except *:
-        """The message whose entry is in hand.
+        """Read the message of the current entry.
 
         ERR_NOT_CACHED: not now, because a helper fetches it, or memory or descriptors are short.  With any other error the
-        message cannot be read, and the log has said why.
+        message cannot be read, and the reason was logged.
         """
         cdef fault f
         cdef err e = self.reading.look(offset, self.entry.place, <unsigned short> self.word.index, m, &f)
@@ -380,7 +380,7 @@ cdef class Backlog:
         self.arrived = end = self.queue.log_end()
         while self.ready + <int64_t> (end - self.next) + <int64_t> len(self.delayed) > <int64_t> most:
             more = budget == 0
-            # A dead-letter queue that is stuck leaves the excess where it is: it is never dropped for that.
+            # While the dead-letter queue is stuck the excess stays in this queue: it is never dropped.
             waits = bury and len(self.dead) >= DEAD_MAX
             if more or waits:
                 break
@@ -390,7 +390,7 @@ cdef class Backlog:
                 self.ready -= 1
             elif end > self.next and bury:
                 self.ready = 0
-                waits = self.reading.fetching or self.pick_new(&v) != OK  # either calls for another turn when it is over
+                waits = self.reading.fetching or self.pick_new(&v) != OK  # either requests another turn when it ends
                 if waits:
                     break
                 offset = v.offset
@@ -420,7 +420,7 @@ cdef class Backlog:
         self._go_past(offset)
 
     def _go_past(self, uint64_t offset):
-        """A fan-out's entry stays ready while its copy is on the way: the search for the oldest goes on behind it."""
+        """Continue the search for the oldest behind a fan-out's entry, which stays ready while its copy is in transfer."""
         if self.is_fan_out:
             self.ready_from_level[0] = max(self.ready_from_level[0], offset + 1)
 
@@ -566,11 +566,11 @@ cdef class Backlog:
         return False
 
     def _buried(self, offset, reason):
-        """The message has left the queue, or only one member's copy of it."""
+        """Note that the message, or only one member's copy of it, has left the queue."""
         self.dead.pop(offset, None)
         if self.is_fan_out and (reason is FailureReason.MEMBER_GONE
                                 or (reason is FailureReason.UNDELIVERABLE and self.members)):
-            self.settling = True  # when nobody owes another copy, base moves over it
+            self.settling = True  # when no other copy is owed, base moves over it
         else:
             self.settle(offset)
 

@@ -95,7 +95,7 @@ cdef struct delivery:
     uint8_t *id_long               # NULL: the id stands in `id`
     uint8_t id[ID_BYTES_INLINE]
     uint32_t attempts, strikes
-    bint held                      # the peer said that its program has this message in hand
+    bint held                      # the peer reported that its program holds this message
     uint32_t sequence              # counts what this connection was handed: tells the slot's owners apart; never 0
     int32_t consumer               # its consumer's number in this connection; NO_SLOT: the slot is free
     int32_t next, previous         # of the same consumer, in the order they were handed out
@@ -147,7 +147,7 @@ cdef class Consumer:
     cdef readonly uint32_t prefetch   # how many may be in flight
     cdef bint follows                 # it said nothing of that: as many as its queue says
     cdef readonly str subscriber      # its name as a member of a fan-out; "": none
-    cdef readonly uint32_t subscriber_ttl_s  # so long the name outlives its connection; 0: as an unnamed member does
+    cdef readonly uint32_t subscriber_ttl_s  # time to live of the name without its connection; 0: the grace of unnamed members
     cdef readonly uint32_t record     # in the fan-out's member table; 0: none
     cdef uint32_t peer                # whose it is: peer_key() of its connection
     cdef object member                # the home's broker.home.Member of it, while the home is on this worker
@@ -163,8 +163,8 @@ cdef class Consumer:
     # The acknowledgement clock runs for the oldest delivery: from when it was sent, or when the one before it was settled.
     cdef int64_t clock_ms             # when the oldest delivery of that time was settled or given back
     cdef int64_t heard_ms             # when the peer last settled or refused a delivery
-    cdef bint overdue                 # said nothing of its oldest delivery in time, and nothing since (Home._narrow)
-    cdef bint returning               # and the rest of what it had in flight then is being taken back
+    cdef bint overdue                 # did not settle its oldest delivery in time, and none since (Home._narrow)
+    cdef bint returning               # and its other deliveries in flight at that time are being taken back
     cdef bint queued, fetching
 
     cdef int take(self, message_view *m, uint32_t attempts, uint32_t strikes) except -1

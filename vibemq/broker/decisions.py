@@ -131,7 +131,7 @@ class Decisions:
             for i, target in enumerate(targets):
                 failure = target.problem or walk.problem(i) or target.settle(walk.rolled(i), until)
                 if target.log is not None and target.slot >= 0 and target.log.is_disk_durable:
-                    self.table.tell(target.log.readers(), target.slot)  # they end where a sync has come to
+                    self.table.tell(target.log.readers(), target.slot)  # readers end at the newest sync
                 if failure is None or failure.code in GONE:
                     places[i][1] = ""
                 else:

@@ -8,13 +8,13 @@ from vibemq.storage.members cimport MemberTable
 
 cdef class Departed:
     cdef Queue queue
-    cdef list away                    # Members that vanished; longest gone first
-    cdef list lapsed                  # Members whose time is over, and whose copies leave the queue now
-    cdef dict unjoined                # record -> MemberRecord of members that a new home has not heard of yet
-    cdef Member shed_by_limit         # in `lapsed`: copies that a length limit took from members
-    cdef Member alone                 # the only member there is, with an alone_end that is still open
-    cdef Member first                 # it came when nobody was there, and nobody has come since
-    cdef int64_t due_ms               # no member's time is over before
+    cdef list away                    # Members that vanished; the first to vanish comes first
+    cdef list lapsed                  # Members after the end of their time; their copies leave the queue now
+    cdef dict unjoined                # record -> MemberRecord of members that no worker has reported to a new home yet
+    cdef Member shed_by_limit         # in `lapsed`: copies that a length limit drops
+    cdef Member alone                 # the only member, with an open alone_end
+    cdef Member first                 # it subscribed as the only member, and no other has subscribed since
+    cdef int64_t due_ms               # the earliest end of a member's time
 
     cdef int admitted(self, Member m) except -1
     cdef int came(self, Member m, bint is_first) except -1

@@ -9,7 +9,7 @@ when the home began, moved on by the monotonic clock.  So setting the machine's 
 neither expires messages early nor keeps them.
 
 No message expires early.  A caller reads the end of the log first and the clock afterwards, and rounds up: the
-time of a mark is no earlier than the arrival of any message below it.  The clock of a loop's turn will not do: other
+time of a mark is no earlier than the arrival of any message below it.  The clock of a loop's turn is too early: other
 workers append while the turn runs.
 """
 

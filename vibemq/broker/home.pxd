@@ -23,12 +23,12 @@ cdef class Home:
     cdef set kept                     # offsets in flight at consumers that a new home has been told of
 
     cdef int join(self, Consumer consumer) except -1
-    cdef int leave(self, Consumer consumer, bint vanished) except -1   # `vanished`: without a word
+    cdef int leave(self, Consumer consumer, bint vanished) except -1   # `vanished`: its connection was lost
     cdef int acked(self, Consumer consumer) except -1
     cdef int returned(self, Consumer consumer, uint64_t offset, uint32_t attempts, uint32_t strikes,
                       int64_t delay_ms) except -1
     cdef int room_again(self, Consumer consumer) except -1
-    cdef int narrowed(self, Consumer consumer) except -1  # or widened: its `overdue` has changed
+    cdef int narrowed(self, Consumer consumer) except -1  # `overdue` has changed: the window is narrowed or widened
     cdef int altered(self, object had) except -1   # the queue's options are others now than `had`
     cdef int on_letter(self, const letter *what) except -1
     cdef int news(self) except -1        # of the log

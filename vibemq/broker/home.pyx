@@ -35,8 +35,8 @@ from vibemq.storage.log import drop_settled, ledger_sync
 logger = logging.getLogger(__name__)
 
 cdef enum:
-    SEATS_LOOKED_AT_MAX = 1000  # members for each that comes: some microseconds
-    OVERDUE_WINDOW = 2       # a message that it does not settle, and one beside it that it may
+    SEATS_LOOKED_AT_MAX = 1000  # for each new member: some microseconds
+    OVERDUE_WINDOW = 2       # the message that it does not settle, and one that it may settle
     SYNC_EVERY_MS = 10_000   # of a queue with durability `disk`: what was settled since then comes again after a power cut
 
 
@@ -179,7 +179,7 @@ cdef class Home:
             self._all_have_told()
 
     cdef int _keep(self, Member m, uint64_t offset) except -1:
-        """A member has this message in flight, or given back to be given again, from the last home's time."""
+        """Note that a member had this message in flight, or given back, under the last home."""
         self.kept.add(offset)
         if self.backlog.is_fan_out:
             if m.holds is None:
@@ -211,7 +211,7 @@ cdef class Home:
         """As its JOIN says; `consumer`: it is one of this worker's."""
         cdef Member m = Member()
         if self.backlog.is_fan_out and what.received and len(self.backlog.members) <= SEATS_LOOKED_AT_MAX:
-            self.seats_changed()  # who comes back finds what its old connection left behind with a dead worker
+            self.seats_changed()  # a member that returns gets the copies that its old connection left with a dead worker
         m.worker, m.consumer_id, m.prefetch, m.follows = what.sender, what.consumer, what.count, what.index & 1
         self._narrow(m, what.index & 2)
         m.life = core.ledger_life(core.doorbell_epoch(self.queue.table.board.raw, what.sender))
@@ -222,7 +222,7 @@ cdef class Home:
         self.backlog.members[m.worker, m.consumer_id] = m
         try:
             self.backlog.admit(m, what.received != 0, what.low)
-        except BaseException:  # a member that was not admitted has no place to be handed messages from
+        except BaseException:  # a member that was not admitted must not be handed messages
             self.backlog.in_flight -= m.outstanding
             del self.backlog.members[m.worker, m.consumer_id]
             if consumer is not None:
@@ -236,7 +236,7 @@ cdef class Home:
         return 0
 
     cdef int _narrow(self, Member m, bint overdue) except -1:
-        """Give an overdue member only so much that it can show that it works: the rest is for others."""
+        """Set the window of a member: an overdue one gets just enough to show that it works."""
         m.overdue, m.window = overdue, min(m.prefetch, OVERDUE_WINDOW) if overdue else m.prefetch
         return 0
 

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a message through dead-letter queues: its header x-death, as RabbitMQ's, in JSON.
+"""The hops of a message through dead-letter queues: its header x-death, as RabbitMQ's, in JSON.
 
-The newest hop comes first: {"queue", "reason", "count", "to"}.  A hop belongs to the way only where each hop led to
-the next queue, so a message that a client has published again (`queues replay`, for instance) begins a new way.
+The newest hop comes first: {"queue", "reason", "count", "to"}.  Hops count only while each led to the next queue, so a
+message that a client has published again (by `queues replay`, for instance) begins a new path.
 """
 
 import msgspec
 
 from vibemq.broker.options import FailureReason
 
-#: Queues on one way: a longer one is taken for a cycle, and the header stays below 32 KiB.
+#: Queues on one path: a longer one counts as a cycle, and the header stays below 32 KiB.
 HOPS_MAX = 64
-#: Where a consumer had a part in it: such a hop breaks a cycle, because the consumer chose to send the message round.
+#: Reasons that a consumer caused: such a hop breaks a cycle, because the consumer chose to send the message round.
 REJECTIONS = frozenset({FailureReason.MAX_RETRIES_EXCEEDED.value, FailureReason.UNDELIVERABLE.value})
 
 
 class Hop(msgspec.Struct, frozen=True):
-    """One queue that the message has left, how often for this reason, and the queue that it went to."""
+    """A queue that the message has left, the reason, how often, and the queue that it went to."""
 
     queue: str
     reason: str
@@ -25,14 +25,14 @@ class Hop(msgspec.Struct, frozen=True):
 
 
 def first_hop_bytes(queue: str, to: str) -> int:
-    """Return how many bytes the header x-death has at most at a message's first hop, quoted as JSON text."""
+    """Return the largest size in bytes of the header x-death at a message's first hop, quoted as JSON text."""
     longest = max((reason.value for reason in FailureReason), key=len)
     header = msgspec.json.encode([Hop(queue, longest, HOPS_MAX, to)]).decode()
     return len(msgspec.json.encode(header))
 
 
 def read_hops(header: bytes) -> list[Hop]:
-    """Return the hops of a header x-death; none for a header that is not ours."""
+    """Return the hops of a header x-death; none for a header in another form."""
     try:
         return msgspec.json.decode(header, type=list[Hop])[:HOPS_MAX] if header else []
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -40,10 +40,10 @@ def read_hops(header: bytes) -> list[Hop]:
 
 
 def one_more(header: bytes, queue: str, reason: str, to: str, *, is_published: bool) -> tuple[bytes | None, bool]:
-    """Return the header with one more hop, and whether the hops before it led here; no header: the message goes round.
+    """Return the header with one more hop, and whether the earlier hops led here; no header: the message is in a cycle.
 
-    A message goes round when it left the queue `to` before and no consumer has rejected it since.  `is_published`: it
-    comes from a publisher and not out of `queue`.
+    It is in a cycle when it left the queue `to` before and no consumer has rejected it since.  `is_published`: it comes
+    from a publisher and not out of `queue`.
     """
     hops = read_hops(header)
     leads_here = bool(hops) and hops[0].to == queue and not is_published

@@ -189,7 +189,7 @@ cdef inline const uint8_t *id_of(const message_view *m, uint8_t *made, uint32_t 
     return made
 
 
-# Is its body one value of MessagePack, as its content type says?
+# True if its content type is MessagePack and its body is one value.
 cdef inline bint is_messagepack(const message_view *m, const uint8_t *payload, uint32_t size) noexcept:
     cdef amqp_value type
     return m.is_amqp and amqp_property(&m.amqp, AMQP_CONTENT_TYPE, &type) \
@@ -197,7 +197,7 @@ cdef inline bint is_messagepack(const message_view *m, const uint8_t *payload, u
         and msgpack_check(payload, size, MSGPACK_DEPTH_MAX) == OK
 
 
-# A payload as JSON, and whether that is base64: the JSON of a value of MessagePack, or else a string.
+# A payload as JSON (of a MessagePack value, or a string), and whether that is base64.
 cdef tuple as_json(const uint8_t *payload, uint32_t size, bint of_messagepack)
 # Memory for one message that is being written, shared by all publishers of the worker.
 cdef uint8_t *scratch_room(size_t size) except NULL

@@ -395,9 +395,9 @@ NO_MAX = 0
 
 
 def offset_of_word(Stream stream, str word) -> int | None:
-    """The offset that "first", "last" or "next" means now; None: it is none of these.
+    """Return the present offset of "first", "last" or "next"; None: it is none of these.
 
-    "next" is the first message that is not confirmed yet: whatever is confirmed from now on follows.
+        "next" is the first message that is not confirmed yet, so messages confirmed from now on follow.
     """
     cdef uint64_t end = core.control_confirmed_offset(stream.log.control)
     if word == "next":
@@ -576,7 +576,7 @@ cdef uint8_t *scratch_room(size_t size) except NULL:
 cdef tuple as_json(const uint8_t *payload, uint32_t size, bint of_messagepack):
     cdef writer_bytes w
     cdef size_t most = core.MSGPACK_JSON_SIZE_MAX(size) if of_messagepack else core.JSON_STRING_SIZE_MAX(size)
-    cdef uint8_t *out = <uint8_t *> malloc(most)  # several times the payload; memory that is not written costs nothing
+    cdef uint8_t *out = <uint8_t *> malloc(most)  # several times the payload; unwritten memory costs nothing
     cdef bint is_base64 = False
     if out == NULL:
         raise MemoryError

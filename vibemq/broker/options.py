@@ -44,13 +44,13 @@ class FailureReason(enum.StrEnum):
     MESSAGE_EXPIRED = "MessageExpired"
     DESERIALIZATION_ERROR = "DeserializationError"
     QUEUE_FULL = "QueueFull"
-    MAXLEN = "maxlen"  # the queue has a limit, and was given newer messages
+    MAXLEN = "maxlen"  # the queue has a limit, and newer messages were published
     UNDELIVERABLE = "Undeliverable"  # none of the consumers that tried could be given it
-    MEMBER_GONE = "MemberGone"  # the copy of a member of a fan-out that vanished and did not come back in time
-    CYCLE = "cycle"  # never in a dead-letter queue: why the log says that it is dropped
+    MEMBER_GONE = "MemberGone"  # a copy of a fan-out's member that vanished and did not return in time
+    CYCLE = "cycle"  # only in the log, as the reason of a drop
 
 
-#: Where a copy of a fan-out leaves the queue and the message stays for the other members.
+#: Reasons for which one copy of a fan-out leaves the queue, and the message stays for the other members.
 OF_ONE_MEMBER = (FailureReason.UNDELIVERABLE, FailureReason.MEMBER_GONE)
 
 #: What the log says of messages that left a queue for good.
@@ -69,11 +69,11 @@ DROPPED = {
     FailureReason.DESERIALIZATION_ERROR: "message {offset} cannot be read, and is dropped",
 }
 
-#: A name keeps the queue's segments until its time to live ends: a month, after which a backup is fresher.
+#: A name keeps the queue's segments until its time to live ends: at most a month.
 SUBSCRIBER_TTL_S_MAX = 2_592_000
-#: Failed deliveries that a queue with a dead-letter queue allows where nobody named a limit: .NET clients' default.
+#: Failed deliveries that a queue with a dead-letter queue allows without a declared limit: .NET clients' default.
 ATTEMPTS_WITH_DEAD_LETTERS = 3
-#: A queue without a limit names a message that failed so often, and lets each further delivery of it wait.
+#: A queue without a limit reports a message that failed so often, and delays each further delivery of it.
 FAILING_FROM = 3
 
 _NUMBER_MAX = 2**53  # of milliseconds or messages: what every reader of JSON takes exactly
@@ -112,7 +112,7 @@ class QueueOptions:
     def backoff_after_failure(self, failures: int) -> int:
         """Return the milliseconds before the next attempt after a refusal or a lost connection.
 
-        A limit bounds how often a message comes back at once. Without a limit the back-off does.
+        A limit bounds the immediate redeliveries of a message. Without a limit the back-off does.
         """
         return self.backoff_after(failures) if self.attempts_max is None and failures >= FAILING_FROM else 0
 
@@ -128,7 +128,7 @@ def options_of(stored: Mapping[str, Any], defaults: Queues) -> QueueOptions:
         value = stored.get(name)
         return default if value is None else value
 
-    # Without a dead-letter queue the limit drops messages, so somebody has to have named it.
+    # Without a dead-letter queue the limit drops messages, so it must be declared.
     dead_letter = bool(given("dead_letter", False))
     attempts = stored.get("attempts_max")
     if attempts is None:
@@ -215,7 +215,7 @@ def stored_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def subscriber_of(name: str | None, ttl: str | int | None) -> tuple[str, int]:
-    """The name of a fan-out's member and its time to live in seconds, as a client gives them.  Raises BadArgument."""
+    """Check the name of a fan-out's member and its time to live in seconds from a client.  Raises BadArgument."""
     name = name or ""
     if not name.isprintable() or len(name.encode(errors="replace")) > NAME_SIZE_MAX_BYTES:
         raise BadArgument(f"a subscriber's name needs at most {NAME_SIZE_MAX_BYTES} printable bytes, had {name[:60]!r}")

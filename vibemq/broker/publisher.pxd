@@ -27,7 +27,7 @@ cdef class Publisher(StreamUser):
     cdef size_t count                 # messages in this turn's batch
     cdef uint32_t reference_index     # in this turn's batch, once interned
     cdef bint interned
-    cdef bytes declared               # the reference that its stream keeps for it; None: it publishes without
+    cdef bytes declared               # the reference that its stream keeps for it; None: it has none
     cdef bint closed
     cdef bint deleted                 # its stream was
 
@@ -36,7 +36,7 @@ cdef class Publisher(StreamUser):
     cdef uint8_t *note(self, size_t size) except NULL
     # Before its first entry in a batch.
     cdef int join_batch(self) except -1
-    # Have its stream keep the highest number of this reference for as long as this publisher is there.
+    # Have its stream keep the highest number of this reference while this publisher is connected.
     cdef int declare(self, bytes reference) except -1
     # Its duplicates are dropped, by the numbers that it gives as this publisher.
     cdef int intern(self, bytes reference) except -1

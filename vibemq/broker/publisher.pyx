@@ -459,7 +459,7 @@ cdef bint is_added(const uint8_t *key, uint32_t size) noexcept:
 
 
 cdef bytes text_of(const amqp_value *value):
-    """A text, or nothing where the value is none."""
+    """A text, or nothing if the value is None."""
     return <bytes> value.data[:value.bytes] if value.kind == AMQP_STRING or value.kind == AMQP_SYMBOL else b""
 
 
@@ -467,7 +467,7 @@ cdef class DeadLetters(StreamUser):
     """Copies of messages in a dead-letter queue, which it keeps open: its bounds hold, whoever uses it.
 
     Id, content type, key, headers and body are the original's; x-failure-reason, x-failed-at, x-death (hops.py),
-    x-original-queue and x-attempts are added.  The last two stay those of the first queue on the message's way.
+    x-original-queue and x-attempts are added.  The last two stay those of the message's first queue.
     """
 
     def __init__(self, owner, queue):
@@ -498,9 +498,9 @@ cdef class DeadLetters(StreamUser):
             self.close()
 
     cdef int add(self, message_view *m, object token, bytes queue, bytes reason, uint32_t attempts) except -1:
-        """Lay a copy of the message into this turn's batch; with m NULL there is no body to be had.
+        """Add a copy of the message to this turn's batch; with m NULL its body is unreadable.
 
-        1: there is no copy, because the message goes round between queues and no consumer has rejected it.
+        1: there is no copy, because the message is in a cycle of queues and no consumer has rejected it.
         """
         cdef amqp_pairs it
         cdef amqp_pair pair

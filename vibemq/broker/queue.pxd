@@ -26,9 +26,9 @@ cdef enum:
 # Failed deliveries ("strikes") as the ledger counts them, LEDGER_ATTEMPTS_MAX at most.
 cdef enum:
     FAILURES_UNREADABLE = 1023  # the message cannot be read
-    FAILURES_REJECTED = 1022    # a consumer said that no further attempt makes sense
+    FAILURES_REJECTED = 1022    # a consumer rejected it for good
     FAILURES_MOST = 1021        # counting stops here
-    UNLIMITED = 1022            # `failures_max` of a queue without a limit: the two above end an entry all the same
+    UNLIMITED = 1022            # `failures_max` of a queue without a limit: UNREADABLE and REJECTED end an entry all the same
 
 
 @cython.final
@@ -43,7 +43,7 @@ cdef class Queue(StreamUser):
     cdef uint32_t tag
     cdef int mode, overflow
     cdef readonly uint64_t max_messages
-    cdef uint32_t failures_max        # so many failed deliveries end a message; UNLIMITED: none do
+    cdef uint32_t failures_max        # number of failed deliveries that ends a message; UNLIMITED: none
     cdef dict consumers               # consumer_id -> Consumer
     cdef set users                    # doors' publishers, and whoever else keeps it open
     cdef Home home                    # None unless this worker is the home
@@ -62,7 +62,7 @@ cdef class Queue(StreamUser):
     cdef uint64_t log_end(self) noexcept
     cdef uint64_t waiting(self) noexcept
     cdef int settle(self, Consumer consumer, int32_t slot) except -1
-    # The consumer's word: the delivery came to nothing.
+    # The consumer reports that the delivery failed.
     cdef int give_back(self, Consumer consumer, int32_t slot, bint strike, int64_t delay_ms) except -1
     cdef int refuse(self, Consumer consumer, int32_t slot) except -1
     cdef int room_again(self, Consumer consumer) except -1

@@ -39,9 +39,9 @@ slow = OnceAMinute(logger, logging.INFO)
 
 cdef enum:
     OVERDUE_BUDGET = 4096    # messages given back in one turn because no acknowledgement came
-    # A message that ends its consumer from behind the oldest would come back for ever. The ledger counts deliveries, so
-    # this holds whichever worker decides, and over restarts.
-    UNCOUNTED_RETURNS_MAX = 10  # so often a message goes back without a failure; each return after that is one
+    # A message that kills its consumer, but is never the oldest delivery, would be redelivered for ever. The ledger has
+    # this count, so it holds for each worker and over restarts.
+    UNCOUNTED_RETURNS_MAX = 10  # a message may go back so often without a failure; each later return is one
 
 
 cdef class Queue(StreamUser):
@@ -67,7 +67,7 @@ cdef class Queue(StreamUser):
         stream.attach(self)
 
     cdef int _use(self, object options) except -1:
-        """Take these options; the numbers among them that each message is compared with are kept beside them."""
+        """Take these options; numbers that each message is compared with are also kept as C integers."""
         self.options, self.max_messages, self.overflow = options, options.max_messages, int(options.overflow)
         self.failures_max = UNLIMITED if options.attempts_max is None else options.attempts_max
         return 0
@@ -109,11 +109,11 @@ cdef class Queue(StreamUser):
             self.stream.detach(self)
 
     cdef uint64_t log_end(self) noexcept:
-        """One more than the offset of the last message that consumers may have: its publisher could be confirmed."""
+        """Return the end for consumers: one more than the offset of the last message with a confirmed publisher."""
         return core.control_confirmed_offset(self.stream.log.control)
 
     cdef uint64_t waiting(self) noexcept:
-        """Messages that wait for a consumer, or yet for their confirm, those in this turn's batch included."""
+        """Return the number of messages that wait for a consumer or their confirm, this turn's batch included."""
         cdef uint64_t departed = core.word_load(&self.control.departed)
         cdef commit committed
         core.control_committed(self.stream.log.control, &committed)
@@ -149,9 +149,9 @@ cdef class Queue(StreamUser):
     def purge(self) -> int:
         """Have the home settle everything that waits now; returns how many that is."""
         self.stream.persist()
-        end = self.log_end()  # what is published and not confirmed yet comes after the purge
+        end = self.log_end()  # unconfirmed messages are not purged
         departed = core.word_load(&self.control.departed)
-        if self.home is not None:  # it knows of messages that this turn gave back, and has not told the others yet
+        if self.home is not None:  # it has messages that this turn gave back, which the ledger does not show yet
             departed = self.home.backlog.departed()
         count = end - departed if end > departed else 0
         core.ledger_order_purge(self.control, end)
@@ -199,11 +199,11 @@ cdef class Queue(StreamUser):
 
     def add_consumer(self, Consumer consumer, uint32_t prefetch, str subscriber=None, uint32_t subscriber_ttl_s=0,
                      answer=None):
-        """From now on it gets messages, through its write().  `prefetch` 0: as the queue has it, also later.
+        """Add a consumer, which gets messages through its write().  `prefetch` 0: the queue's, also after a change.
 
-        `subscriber`: its name as a member of a fan-out, which `subscriber_ttl_s` lets outlive its connection; None: as it
-        was.  `answer()` is called when no limit refuses it any more, before its first message.  Raises LimitExceeded where
-        the queue has too many such names.
+        `subscriber`: its name as a member of a fan-out, with `subscriber_ttl_s` to live after its connection; None:
+        unchanged.  `answer()` is called after all limits were checked, before its first message.  Raises LimitExceeded
+        if the queue has too many such names.
         """
         cdef letter l
         if subscriber is not None:
@@ -235,7 +235,7 @@ cdef class Queue(StreamUser):
         return min(self.options.prefetch or self.table.defaults.prefetch, self.table.defaults.prefetch_max)
 
     cdef uint32_t _add_member(self, Consumer consumer) except? 0:
-        """Make a record of a member that is owed its copies also when it is gone; 0: of this one there is none."""
+        """Create the record with which a member keeps its copies after it vanished; 0: this member gets none."""
         if self.mode != MODE_FAN_OUT_WITH_ACK and not (self._is_fan_out() and consumer.subscriber_ttl_s):
             return 0
         try:
@@ -256,9 +256,9 @@ cdef class Queue(StreamUser):
     def remove_consumer(self, Consumer consumer, bint lost=False):
         """Remove a consumer: its deliveries are ready again, in their old order.
 
-        A delivery counts as failed if the peer said that its program had the message in hand, or if the message went
-        back too often before (UNCOUNTED_RETURNS_MAX).  `lost`: the consumer left without a goodbye.  Clients work in
-        order, so then the oldest delivery counts where the peer named none.  Where this worker ends, none counts.
+        A delivery counts as failed if the peer reported that its program holds the message, or if the message went back
+        too often before (UNCOUNTED_RETURNS_MAX).  `lost`: the connection was lost.  Clients work in order, so then the
+        oldest delivery counts if the peer reported none.  When this worker ends, none counts.
         """
         cdef letter l
         cdef bint vanished = lost or self.table.ending
@@ -291,14 +291,14 @@ cdef class Queue(StreamUser):
         self.close_if_unused()
 
     cdef bint _is_any_held(self, Consumer consumer) noexcept:
-        """Did the peer name a delivery as in its program's hand?"""
+        """True if the peer reported a delivery that its program holds."""
         cdef int32_t slot = consumer.own.first
         while slot != NO_SLOT and not consumer.deliveries.slots[slot].held:
             slot = consumer.deliveries.slots[slot].next
         return slot != NO_SLOT
 
     cdef int _return_pending(self, Consumer consumer) except -1:
-        """Give back what a home elsewhere handed over and what was never written."""
+        """Give back messages that a home on another worker handed over and that were never written."""
         cdef letter l
         cdef size_t i
         for i in range(consumer.pending_head, consumer.pending_size):
@@ -323,7 +323,7 @@ cdef class Queue(StreamUser):
         cdef uint64_t offset = consumer.deliveries.slots[slot].offset
         self._settle(offset)
         if slot == consumer.own.first:
-            consumer.clock_ms = self.table.now_ms  # the next one has all of its time from here
+            consumer.clock_ms = self.table.now_ms  # the next one's timeout starts here
         consumer.deliveries.remove(&consumer.own, slot)
         self._heard(consumer)
         if self.home is not None:
@@ -376,16 +376,16 @@ cdef class Queue(StreamUser):
         return core.ledger_is_held_by(word, self.worker, self.life)
 
     cdef int give_back(self, Consumer consumer, int32_t slot, bint strike, int64_t delay_ms) except -1:
-        """The consumer refuses this delivery: the message is ready again, after `delay_ms` or the back-off."""
+        """Refuse this delivery for its consumer: the message is ready again, after `delay_ms` or the back-off."""
         self._heard(consumer)
         return self._return(consumer, slot, strike, delay_ms)
 
     cdef int _heard(self, Consumer consumer) except -1:
-        """The consumer said what became of a delivery: it is at work."""
+        """Note that the consumer settled a delivery, so it is at work."""
         consumer.heard_ms = self.table.now_ms
         if consumer.overdue:
             consumer.overdue = consumer.returning = False
-            if self.home is not None:  # a home elsewhere hears of it with the delivery
+            if self.home is not None:  # a home on another worker gets this with the delivery
                 self.home.narrowed(consumer)
         return 0
 
@@ -441,11 +441,11 @@ cdef class Queue(StreamUser):
         return 0
 
     def _acks_overdue(self, now_ms):
-        """The timer: a consumer that says nothing of its oldest delivery for the ack timeout loses it as a failed one.
+        """Fail the oldest delivery of a consumer that did not settle it within the ack timeout.  A timer calls this.
 
-        The clock starts anew when the oldest delivery is settled.  A consumer that settled younger ones meanwhile is at
-        work and keeps them.  One that settled none is stuck: all others are ready again without a count, for whoever
-        has room, and until it settles one it has a small window (Member.window).
+        The clock starts again when the oldest delivery is settled.  A consumer that settled later ones meanwhile is at
+        work and keeps them.  One that settled none is stuck: all others are ready again without a count, for consumers
+        with room.  Until it settles one it has a small window (Member.window).
         """
         cdef Consumer consumer
         cdef int64_t due = INT64_MAX

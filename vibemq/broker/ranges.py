@@ -45,7 +45,7 @@ def length(ranges: Iterable[Range]) -> int:
 
 
 def fewer(ranges: Sequence[Range], most: int) -> list[Range]:
-    """At most `most` ranges with all that is in `ranges`: neighbours are joined in pairs until it fits."""
+    """Return at most `most` ranges that cover `ranges`: neighbours are joined in pairs until they fit."""
     found = list(ranges)
     while len(found) > most:
         found = [(pair[0][0], pair[-1][1]) for pair in (found[at : at + 2] for at in range(0, len(found), 2))]

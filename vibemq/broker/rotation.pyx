@@ -79,7 +79,7 @@ cdef class Rotation(Backlog):
 
     cdef int unsuited(self, Member m, uint64_t offset, uint32_t attempts) except -1:
         cdef ledger_entry *entry = core.ledger_entry_of(self.raw, offset, NULL)
-        cdef Py_ssize_t most = self.queue.options.attempts_max or 0  # None: no dead-letter queue, so nobody is counted
+        cdef Py_ssize_t most = self.queue.options.attempts_max or 0  # None: no dead-letter queue, so attempts are not counted
         if entry == NULL or core.ledger_state_of(core.word_load(&entry.word)) != LEDGER_DELAYED:
             return 0
         if offset < self.expired:

@@ -12,7 +12,7 @@ cdef class StreamUser:
     cdef readonly Stream stream
     cdef list unsynced                # of await_sync: (what, first offset, next offset, when its turn began); None: it never waited
 
-    # More of the log is confirmed: it may go past where this user reads.  Readers only.
+    # More of the log is confirmed, perhaps beyond this user's position.  Readers only.
     cdef int on_news(self) except -1
     # What this user put into the batch is in the log within [first_offset, next_offset), or (not `ok`) is not.
     cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
@@ -37,7 +37,7 @@ cdef class Stream:
     cdef list readers               # users to tell of news
     cdef set holders                # all users
     cdef dict unsynced              # users waiting for a sync (durability `disk`), in order
-    cdef dict names                 # publisher reference -> how many publishers bear it on this worker; None: none yet
+    cdef dict names                 # publisher reference -> number of its publishers on this worker; None: none yet
     cdef bint dirty                 # in the table's list of streams to persist
     cdef bint syncing               # a helper thread is in fdatasync for this stream
     cdef bint sync_again            # the last one failed: not at once, but with the next tick
@@ -46,7 +46,7 @@ cdef class Stream:
     cdef readonly bint confirms_later  # one of the two
     cdef bint has_appended          # since the last tick
     cdef bint appending             # its log holds descriptors, and stands in the table's list of those
-    cdef uint64_t durable_seen      # how far a sync had come with the last tick at which one was due
+    cdef uint64_t durable_seen      # the durable end at the last tick with a due sync
     cdef uint32_t restarts          # of the board, when its users came
     cdef uint64_t remote_seen       # how far the object store had it with the last tick,
     cdef int64_t remote_moved_ms    # and when that was less, or nobody waited
@@ -54,7 +54,7 @@ cdef class Stream:
 
     cdef int attach(self, StreamUser user) except -1
     cdef int detach(self, StreamUser user) except -1
-    # A publisher of that reference is connected here: its highest publishing id is kept until `undeclare`.
+    # Declare a publisher of that reference: its highest publishing id is kept until `undeclare`.
     cdef int declare(self, bytes reference) except -1
     cdef int undeclare(self, bytes reference) except -1
     cdef int _count_rebuilt(self) except -1

@@ -10,9 +10,9 @@ With durability ``disk`` a confirm also waits for an fdatasync.  One is in fligh
 stream; whatever was persisted while it ran is covered by the next, so group commit needs
 no timer.
 
-Readers end where publishers could be confirmed (csrc/log/control.h ``control_confirmed``), so they are told when
-that place moves: with durability ``os`` and ``read-unconfirmed`` by an append, with ``disk`` by a sync, with
-``remote`` by the archiver.  Of a log whose publisher was killed, whoever reads it starts the sync.
+Readers end at the confirmed record (csrc/log/control.h ``control_confirmed``), so they are notified when it moves: with
+durability ``os`` and ``read-unconfirmed`` by an append, with ``disk`` by a sync, with ``remote`` by the archiver.  If the
+publisher's worker was killed, a worker that reads the log starts the sync.
 """
 
 import logging
@@ -86,7 +86,7 @@ cdef class Stream:
         self.durable_seen = <uint64_t> -1
         core.word_bit_set(&self.log.control.holders, table.worker)
         self.restarts = core.doorbell_restarts(table.board.raw, self.slot)  # who restarts it now sees us holding it
-        if core.log_closed_is_unsynced(self.log.raw):  # as another worker's end or the broker's left it
+        if core.log_closed_is_unsynced(self.log.raw):  # after the end of another worker or of the broker
             self.rolled_ms = time.monotonic_ns() // 1_000_000
         if self.log.is_deleted:  # whoever deleted it may have read the mask before we were in it
             self.close()
@@ -131,7 +131,7 @@ cdef class Stream:
         return 0
 
     cdef int declare(self, bytes reference) except -1:
-        """Raises StorageError: ERR_LIMIT where connected publishers bear all the names that a stream keeps."""
+        """Raises StorageError: ERR_LIMIT if connected publishers have all the names that a stream keeps."""
         cdef core.boolean evicted = False
         cdef fault f
         cdef err e
@@ -167,7 +167,7 @@ cdef class Stream:
 
     cdef int attach_reader(self, StreamUser user) except -1:
         self.readers.append(user)
-        # Before the reader looks at the confirmed record: what is confirmed after that sees the bit.
+        # Before the reader loads the confirmed record: a later confirm then sees the bit.
         core.word_bit_set(&self.log.control.readers, self.table.worker)
         if self._sync_due():
             self._start_sync()
@@ -353,7 +353,7 @@ cdef class Stream:
         return self.log.raw == NULL
 
     cdef bint _sync_due(self) noexcept:
-        """Is something written that no sync has covered yet, and that one can still cover?"""
+        """True if messages are written that no sync has covered yet and one can still cover."""
         cdef commit committed
         if not self.is_disk_durable:
             return False
@@ -362,7 +362,7 @@ cdef class Stream:
                 and not core.log_sync_failed(self.log.raw, committed.next_offset - 1, committed.next_offset))
 
     cdef int _look_after_sync(self) except -1:
-        """With each tick: where a sync is due and none has ended since the last tick, whoever was to start it was killed."""
+        """Start a due sync with each tick if none has ended since the last tick: the worker for it was killed."""
         cdef uint64_t durable
         if not self._sync_due():
             return 0
@@ -397,10 +397,10 @@ cdef class Stream:
         if self.is_disk_durable:
             self.news()
         if self.log.raw == NULL:
-            return  # its last user has left
+            return  # its last user has left it
         if self.unsynced or (self._sync_due() and not core.control_is_deleted(self.log.control)):
             if error is None:
-                self._start_sync()  # also of a log whose publishers have left: its readers wait
+                self._start_sync()  # also without publishers, because readers wait
                 return
             self.sync_again = True
         if not self.unsynced:
@@ -550,7 +550,7 @@ cdef class StreamTable:
         if stream.rolled_ms and not stream.holders and not stream.waiting and not stream.syncing and stream.log.raw != NULL:
             stream.rolled_ms = 0
             if not core.control_is_deleted(stream.log.control):
-                stream._start_sync()  # nobody's tick does it later; the stream is released behind it
+                stream._start_sync()  # no later tick would; the stream is released after it
                 return 0
         if not stream.holders and not stream.waiting and not stream.syncing:
             self.release(stream)

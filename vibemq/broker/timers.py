@@ -109,4 +109,4 @@ class Timers:
             try:
                 timer.ring(queued_ms, now_ms)
             except Exception as problem:
-                faults.say_fault(problem, "after a timer")  # one queue's trouble is not the worker's
+                faults.say_fault(problem, "after a timer")  # an error of one queue must not end the worker

@@ -98,7 +98,7 @@ class Transactions:
         draft = there = None
         result = Result(State.OK)
         try:
-            self._let_in(run, version, targets)  # first of all: a decided batch needs no room, nor its targets
+            self._let_in(run, version, targets)  # first: a decided batch needs neither room nor its targets
             if why := self.staged.excess(run.user):
                 raise _Refused(State.FULL, why)
             found = [self._target(run.virtual_host, target) for target in targets]
@@ -162,10 +162,10 @@ class Transactions:
         return known
 
     def _require_targets(self, known: Application, targets: Sequence[str]) -> None:
-        """Require the streams of the application's last batch, but for deleted ones; others may be added.
+        """Require the streams of the application's last batch, except deleted ones; others may be added.
 
-        Rows of a query that goes on elsewhere would be missing here, and a decided batch would be taken for written
-        there.  Raises _Refused.
+        If a query continued with another target, its rows would be missing here, and a decided batch would count as
+        written there.  Raises _Refused.
         """
         missing = [name for name in known.targets if name not in targets]
         if not missing:
@@ -235,7 +235,7 @@ class Transactions:
     ) -> Decision | None:  # fmt: skip
         """None: there is nothing to append.  With the lock held."""
         self._require_done(run, waiting)
-        self._let_in(run, version, targets)  # before the targets are looked for: they may be gone since
+        self._let_in(run, version, targets)  # before the targets are opened: they may be deleted by now
         found = [self._target(run.virtual_host, target) for target in targets]
         for decision, why in waiting:
             for name, incarnation, _ in decision.targets:

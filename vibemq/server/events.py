@@ -326,7 +326,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "batch %d of application %r: %s",
         "%s: transaction %s cannot be opened: %s",
         "transactions cannot be looked after: %s",
-        "what is staged cannot be looked at: %s",
+        "staged transactions cannot be inspected: %s",
         "what is staged in %s cannot be removed now: %s",
     ),
     "transaction_lost": (
@@ -335,7 +335,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "batch %d of application %r: the rest of transaction %s, of %d blocks, is lost: %s",
     ),
     "transaction_thrown_away": ("transaction %s of application %r is older than %d s and not decided: thrown away",),
-    "transactions_full": ("what is staged is too much: %s",),
+    "transactions_full": ("staged transactions exceed their limit: %s",),
     "application_forgotten": (
         "more than %d applications: %r in vhost %r makes room for %r, and its last batch %d is forgotten",
     ),

@@ -467,7 +467,7 @@ def delete(command: Command) -> None:
 
 
 def holding(command: Command) -> None:
-    """The peer's program has a delivery in hand: if it goes back to its queue unsettled, that delivery has failed."""
+    """Note that the peer's program holds a delivery: it has failed if it goes back to its queue unsettled."""
     text = command.value("number") or ""
     number = number_in(text, SEQUENCE_MAX)
     if number is None:

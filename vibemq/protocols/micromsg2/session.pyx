@@ -396,7 +396,7 @@ cdef class Micromsg2Session(QueueSession):
         self.publishers[destination] = self.publisher_cached = publisher
 
     def note_held(self, int64_t number):
-        """The peer's program has the message of this number in hand."""
+        """Note that the peer's program holds the message of this number."""
         self.out.hold(number)
 
     def forget_rights(self):

@@ -264,7 +264,7 @@ cdef class Sender:
         return 0
 
     def hold(self, int64_t number):
-        """The peer's program has the message of this number in hand."""
+        """Note that the peer's program holds the message of this number."""
         cdef uint32_t count = self.window.covered(number)
         cdef sent_message s
         cdef delivery *d

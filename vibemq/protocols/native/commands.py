@@ -424,7 +424,7 @@ def create_queue(session: NativeSession, request: Message) -> None:
         raise Refused(wrong, f"ackTimeoutMs: needed {ACK_TIMEOUT_MS_MIN} or more.")
     stored = options.stored()
     if request.payload in (None, b"null"):
-        # What was not said is not stored, so it follows the configuration; a payload says everything but the limits.
+        # Missing options are not stored, so they follow the configuration; a payload has all but the limits.
         stored = {key: value for key, value in stored.items() if not request.headers.keys().isdisjoint(READERS[key][0])}
     work = partial(session.door.catalog.create_queue, DEFAULT_VHOST, name, stored, by=author(session.client))
     later(session, request, work, tolerated=StreamExists)
@@ -473,7 +473,7 @@ def info(session: NativeSession, request: Message) -> None:
     waiting, in_flight, consumers = queue.counts()
     dropped, refused = queue.losses()
     options = options_of(door.queues.metadata.effective_options(record), door.option_defaults)
-    if options.attempts_max is None:  # what holds follows from the configuration and from dead-lettering
+    if options.attempts_max is None:  # the configuration and dead-lettering decide
         options = replace(options, attempts_max=queue.options.attempts_max)
     queue.close_if_unused()
     payload = queue_info(

@@ -22,7 +22,7 @@ from vibemq.protocols.native.codec import is_json, is_queue_name
 from vibemq.protocols.native.spec import DEAD_LETTER_SUFFIX, DeliveryMode, ErrorCode, OverflowStrategy, wire_name
 
 INT32_MAX = 2**31 - 1  # counts are 32 bits wide in .NET peers
-ATTEMPTS_UNLIMITED = INT32_MAX  # of a queue that sets no limit of failed deliveries; .NET peers need a number
+ATTEMPTS_UNLIMITED = INT32_MAX  # for a queue without a limit of failed deliveries; .NET peers need a number
 TIME_SPAN_MS_MAX = 922_337_203_685_477  # as far as the time spans of .NET peers go
 TICKS_PER_MS = 10_000
 DAY_MS = 86_400_000
@@ -49,7 +49,7 @@ class QueueOptions:
     dead_letter: bool = False
     dead_letter_queue: str | None = None
     overflow: OverflowStrategy = OverflowStrategy.DROP_OLDEST
-    attempts_max: int | None = None  # .NET peers always say one, their own default of 3 included
+    attempts_max: int | None = None  # .NET peers always set one, by default 3
     ack_timeout_ms: int | None = None
     backoff_ms: int | None = None
     backoff_max_ms: int | None = None
@@ -182,9 +182,9 @@ ADDITIONS = ("ack_timeout_ms", "backoff_ms", "backoff_max_ms", "prefetch", "dura
 def queue_options(headers: Mapping[str, str], payload: bytes | None, defaults: QueueOptions) -> QueueOptions:
     """The options of a CreateQueue: a payload member wins over a header.
 
-    What neither says is that of `defaults`, but with a payload the option's own default: a .NET peer leaves out what
-    it does not want.  It never leaves out how many messages may wait and how many deliveries may fail, so where these
-    are missing they are the broker's.
+    An option in neither is that of `defaults`; with a payload it is its own default, because a .NET peer leaves
+    out unwanted options.  It never leaves out the limits of messages and of failed deliveries, so missing ones are the
+    broker's.
     """
     members = _members(payload)
     given = _read(headers, in_payload=False) | _read(members or {}, in_payload=True)
@@ -252,7 +252,7 @@ def queue_info(
 ) -> bytes:
     """Return the JSON payload of a QueueInfo reply.
 
-    `message_count` counts waiting messages. No limit of failed deliveries goes out as ATTEMPTS_UNLIMITED. Enumerations
+    `message_count` counts waiting messages. No limit of failed deliveries is sent as ATTEMPTS_UNLIMITED. Enumerations
     are numbers, or names for a peer of the text layout.
     """
 

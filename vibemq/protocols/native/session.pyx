@@ -445,7 +445,7 @@ cdef class NativeSession(QueueSession):
         return publisher.publish(frame)
 
     cdef int _ack(self, const native_frame *frame) except -1:
-        """An Ack, a Nack or a Holding: what the peer says of one delivery."""
+        """Process an Ack, a Nack or a Holding of one delivery."""
         cdef int32_t slot = NO_SLOT
         cdef const uint8_t *named
         cdef uint32_t named_size = 0

@@ -3,7 +3,8 @@
 
 COMMANDS is the only description of who sends what, what answers it and which permission it needs: the session compiles
 its dispatch from it and the tests walk it. wire.pxd repeats the numbers that inline C needs; a test compares the two.
-What we add to the protocol (NACK, HOLDING, PURGE_QUEUE, zstd) is sent only to a peer that named it in its Connect.
+VibeMQ's additions to the protocol (NACK, HOLDING, PURGE_QUEUE, zstd) are sent only to a peer that named them in its
+Connect.
 """
 
 from __future__ import annotations
@@ -162,8 +163,8 @@ class Header(StrEnum):
     CLIENT = "vibemq-client"  # ours: with which digits the ids begin that are numbers, for the feature dedup
     FORM = "vibemq-form"  # ours: which form of messages Subscribe asks for
     CREATE = "vibemq-create"  # ours: whether Subscribe makes a queue, also of a stream
-    SUBSCRIBER = "vibemq-subscriber"  # ours: in Subscribe, the name of a fan-out's member
-    SUBSCRIBER_TTL = "vibemq-subscriber-ttl"  # ours: the seconds that the name outlives its connection
+    SUBSCRIBER = "vibemq-subscriber"  # VibeMQ's: in Subscribe, the name of a fan-out's member
+    SUBSCRIBER_TTL = "vibemq-subscriber-ttl"  # VibeMQ's: seconds to live of the name without its connection
     REASON = "reason"
     PRIORITY = "priority"
     MESSAGE_ID = "messageId"

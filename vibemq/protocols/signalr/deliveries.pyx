@@ -5,11 +5,11 @@ A delivery is ``{tag, id, queue, body, headers?, offset, timestamp, redelivered,
 but the tag is the same for every consumer, so it is made once and copied for the rest: a thousand subscribers of one
 message cost a thousand copies, behind heads that their subscriptions keep ready (subscriptions.pyx).
 
-`timestamp` is in milliseconds since 1970; `contentType` is left out where the body is the JSON value that it says.
+`timestamp` is in milliseconds since 1970; `contentType` is left out if it is JSON and the body is that value.
 A body whose content type is JSON, or that has none, is its value if it is JSON.  A body of `application/msgpack` that
-is one value is that value in MessagePack, byte for byte, and in JSON what csrc/message/msgpack.h says.  Any other body,
+is one value is delivered in MessagePack byte for byte, and in JSON as csrc/message/msgpack.h converts it.  Any other body,
 unless its content type says bytes, is a string if it is UTF-8.  The rest is bytes: bin in MessagePack, base64 with
-``"encoding":"base64"`` in JSON.  JSON that MessagePack has no form for (a whole number of more than 64 bits, a number
+``"encoding":"base64"`` in JSON.  JSON that MessagePack cannot carry (an integer of more than 64 bits, a number
 beyond a double) is a string of its text, with its content type.
 """
 
@@ -101,7 +101,7 @@ cdef int add_messagepack(output *out, const uint8_t *body, uint32_t size) except
 
 
 cdef int add_body(output *out, const uint8_t *body, uint32_t size, int *kind) except -1:
-    """Sets `kind` to BODY_TEXT where MessagePack has no form for the JSON."""
+    """Sets `kind` to BODY_TEXT if MessagePack cannot carry the JSON."""
     cdef bytes packed
     if kind[0] == BODY_NULL:
         return add_word(out, b"null", b"\xc0")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A body and its options as a stored message: AMQP 1.0, the same for all doors.
 
-A JSON client's body is stored as the JSON text that it came as, undecoded.  With another `contentType` a string is that
+A JSON client's body is stored as its JSON text, undecoded.  With another `contentType` a string is that
 text, and with `encoding` "base64" the bytes in it.  A MessagePack client's bin is bytes and its str is text.  Any other
-value is stored as JSON where JSON carries it exactly, and else as the MessagePack that it came as, unchanged, with the
-content type `application/msgpack`.
+value is stored as JSON if JSON carries it exactly, else as the sender's MessagePack, unchanged, with the content type
+`application/msgpack`.
 """
 
 import binascii
@@ -44,7 +44,7 @@ cdef int invalid_body(str text) except -1:
 
 
 cdef bytes kept(span body, bytes type, span *payload):
-    """A value of MessagePack, which every reader of that type must be able to read; its content type."""
+    """Store a value as MessagePack, which every reader of that type must be able to read; return its content type."""
     if core.msgpack_check(body.data, body.size, BODY_DEPTH_MAX) != OK:
         invalid_body(f"The body has a str that is no UTF-8, or arrays and maps more than {BODY_DEPTH_MAX} deep.")
     payload[0] = body
@@ -93,8 +93,8 @@ cdef bytes payload_of(span body, int encoding, bint has_escapes, bytes given, bi
                      "'base64'.")
     elif not core.msgpack_is_json(body.data, body.size):
         if given is not None:
-            invalid_body("The body has what JSON has no form for (bytes, an extension type, NaN, infinity, or a key that "
-                         f"is no string), but its contentType is '{given.decode()}'. Publish it without a contentType.")
+            invalid_body("JSON cannot carry this body (it has bytes, an extension type, NaN, infinity, or a key that is no "
+                         f"string), but its contentType is '{given.decode()}'. Publish it without a contentType.")
         return kept(body, MESSAGEPACK_TYPE, payload)
     else:
         try:

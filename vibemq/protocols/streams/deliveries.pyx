@@ -221,7 +221,7 @@ cdef class Subscription(StreamUser):
         """This subscription as the admin side shows it."""
         cdef commit committed
         core.control_committed(self.stream.log.control, &committed)
-        # Of what is written: a store that is away, or a slow disk, shows as lag.
+        # Against the written end: an unreachable store, or a slow disk, shows as lag.
         behind = committed.next_offset - self.reader.next_offset if self.reading else 0
         return {
             "subscription_id": self.subscription_id,

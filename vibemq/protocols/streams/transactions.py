@@ -113,9 +113,9 @@ def look_at_staged(session: StreamsSession, publisher: Any) -> None:
 
     def told(excess: str | None, problem: BaseException | None) -> None:
         if problem is not None:
-            unusable.say(type(problem), "what is staged cannot be looked at: %s", problem)
+            unusable.say(type(problem), "staged transactions cannot be inspected: %s", problem)
         elif excess:
-            excessive.say("staged", "what is staged is too much: %s", excess)
+            excessive.say("staged", "staged transactions exceed their limit: %s", excess)
             publisher.is_full = True
 
     door, user = session.door, session.client.user
