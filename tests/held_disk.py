@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk whose fdatasync a test holds back or lets fail (broker/hold_sync.c), for brokers started through it."""
+"""A disk on which a test delays or fails fdatasync (broker/hold_sync.c), for brokers started through it."""
 
 import shutil
 import subprocess
@@ -25,16 +25,16 @@ class HeldDisk:
         self.through = ("env", f"LD_PRELOAD={library}", f"VIBEMQ_SYNCS={self._folder}")
 
     def hold(self) -> None:
-        """From now on no sync of a segment ends."""
+        """Hold each sync of a segment from now on."""
         (self._folder / "waits").unlink(missing_ok=True)
         (self._folder / "held").touch()
 
     def wait_until_held(self) -> None:
-        """Until a sync of a segment waits."""
+        """Wait until a sync of a segment waits."""
         wait_until((self._folder / "waits").exists, "a sync that waits")
 
     def fail(self) -> None:
-        """From now on every sync of a segment fails, those that are held too."""
+        """Fail every sync of a segment from now on, also the held ones."""
         (self._folder / "failing").touch()
         self.release()
 

@@ -152,7 +152,7 @@ static size_t index_read(const char *path, uint8_t *out, size_t most)
     return got;
 }
 
-TEST(whichever_call_of_making_a_lost_index_again_fails_no_half_of_it_is_left)
+TEST(a_failed_call_of_rebuilding_a_lost_index_leaves_no_incomplete_index)
 {
     for (int64_t call = 0, more = 1; more; call++) {
         static uint8_t before[4096], after[4096];
@@ -359,7 +359,7 @@ TEST(a_recovery_that_could_not_open_a_file_has_forgotten_no_id)
     }
 }
 
-TEST(of_10300_references_the_300_oldest_are_forgotten)
+TEST(of_10300_references_the_300_oldest_are_evicted)
 {
     struct log *l = help_log(help_path(), &(struct log_options){0});
     struct batch b;

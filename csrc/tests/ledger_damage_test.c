@@ -102,7 +102,7 @@ static struct ledger_damage recovered(const char *d, bool is_same_boot)
     return damage;
 }
 
-TEST(what_is_whole_stays_as_it_was)
+TEST(an_undamaged_ledger_is_not_changed)
 {
     for (int is_same_boot = 0; is_same_boot < 2; is_same_boot++) {
         const char *d = queue_made();
@@ -167,7 +167,7 @@ TEST(a_flipped_bit_of_an_entry_brings_one_message_again)
     }
 }
 
-TEST(a_home_that_takes_over_finds_them_too)
+TEST(a_home_that_takes_over_finds_damaged_entries_too)
 {
     const char *d = queue_made();
     struct ledger *l = help_open(d);
@@ -185,7 +185,7 @@ TEST(a_home_that_takes_over_finds_them_too)
 }
 
 /* Version 1 had no copies, no checks, and the offset itself in `purge`. */
-TEST(a_page_of_version_1_is_read_as_it_is_and_checked_from_then_on)
+TEST(a_page_of_version_1_is_converted_and_checked_from_then_on)
 {
     for (int is_same_boot = 0; is_same_boot < 2; is_same_boot++) {
         static struct files files;

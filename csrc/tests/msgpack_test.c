@@ -64,7 +64,7 @@ static const struct { const char *hex, *json; bool is_json; } VALUES[] = {
     {"c70cff3b9aca000000000000000000", "[-1,\"O5rKAAAAAAAAAAAA\"]", false},
 };
 
-TEST(a_value_is_the_json_that_stands_beside_it)
+TEST(each_value_has_its_json)
 {
     for (size_t i = 0; i < sizeof VALUES / sizeof *VALUES; i++) {
         uint8_t data[64], out[JSON_BYTES_MAX];
@@ -83,7 +83,7 @@ TEST(a_value_is_the_json_that_stands_beside_it)
     }
 }
 
-TEST(a_value_that_is_cut_short_or_followed_by_a_byte_is_none)
+TEST(a_value_that_is_cut_short_or_followed_by_a_byte_is_refused)
 {
     for (size_t i = 0; i < sizeof VALUES / sizeof *VALUES; i++) {
         uint8_t data[64];
@@ -96,7 +96,7 @@ TEST(a_value_that_is_cut_short_or_followed_by_a_byte_is_none)
     }
 }
 
-TEST(the_byte_c1_and_a_str_that_is_no_utf8_are_no_values)
+TEST(the_byte_c1_and_a_str_that_is_no_utf8_are_refused)
 {
     static const char *bad[] = {"c1", "91c1", "a1ff", "81a1ffc0", "d902c3", "dd7fffffff", "c6ffffffff", "c9ffffffffff"};
     static const err why[] = {ERR_CORRUPT, ERR_CORRUPT, ERR_CORRUPT, ERR_CORRUPT, ERR_TRUNCATED, ERR_TRUNCATED,
@@ -125,7 +125,7 @@ TEST(a_value_nests_as_deep_as_it_may)
     }
 }
 
-TEST(json_that_does_not_fit_says_so)
+TEST(json_that_does_not_fit_is_reported)
 {
     uint8_t data[64], out[JSON_BYTES_MAX];
     for (size_t i = 0; i < sizeof VALUES / sizeof *VALUES; i++) {
@@ -138,7 +138,7 @@ TEST(json_that_does_not_fit_says_so)
 }
 
 /* Random bytes: accepted values become valid JSON within MSGPACK_JSON_SIZE_MAX. */
-TEST(any_value_becomes_json_of_the_size_that_was_promised)
+TEST(any_value_becomes_json_within_the_size_limit)
 {
     static uint8_t data[256], out[MSGPACK_JSON_SIZE_MAX(sizeof data)];
     static const uint8_t heads[] = {0x80, 0x81, 0x82, 0x90, 0x91, 0x92, 0xA0, 0xA1, 0xC0, 0xC2, 0xC4, 0xC7, 0xCA, 0xCB,
@@ -159,7 +159,7 @@ TEST(any_value_becomes_json_of_the_size_that_was_promised)
     EXPECT(good > 1000);
 }
 
-TEST(its_content_type_is_the_whole_of_it)
+TEST(a_longer_content_type_is_not_messagepack)
 {
     EXPECT(msgpack_is_type((const uint8_t *)"application/msgpack", 19));
     EXPECT(!msgpack_is_type((const uint8_t *)"application/msgpack2", 20));

@@ -66,7 +66,7 @@ static void finish(struct log *l, struct batch *b)
     log_close(l);
 }
 
-TEST(a_reader_of_durability_disk_ends_where_a_sync_has_come_to)
+TEST(a_reader_of_durability_disk_ends_at_the_newest_sync)
 {
     struct log *l = make(DURABILITY_DISK, false);
     struct batch b;
@@ -105,7 +105,7 @@ TEST(with_durability_os_or_read_unconfirmed_a_reader_ends_at_the_commit)
     }
 }
 
-TEST(the_option_changes_where_readers_end_while_they_read)
+TEST(the_option_changes_the_end_of_running_readers)
 {
     struct log *l = make(DURABILITY_DISK, false);
     struct batch b;
@@ -145,7 +145,7 @@ TEST(closed_segments_are_read_though_the_sync_of_the_active_one_fails)
     finish(l, &b);
 }
 
-TEST(messages_whose_sync_failed_are_passed_over_until_a_recovery_has_made_them_durable)
+TEST(messages_of_a_failed_sync_are_skipped_until_a_recovery_has_made_them_durable)
 {
     struct log *l = make(DURABILITY_DISK, false);
     struct batch b;
@@ -244,7 +244,7 @@ static struct commit place_of(struct log *l, uint64_t offset)
     return c;
 }
 
-TEST(a_reader_of_durability_remote_ends_where_the_archiver_says)
+TEST(a_reader_of_durability_remote_ends_at_the_archivers_confirm)
 {
     struct log *l = make(DURABILITY_REMOTE, false);
     struct batch b;
@@ -265,7 +265,7 @@ TEST(a_reader_of_durability_remote_ends_where_the_archiver_says)
     finish(l, &b);
 }
 
-TEST(after_another_boot_a_remote_log_is_read_as_far_as_the_store_is_known_to_have_it)
+TEST(after_another_boot_a_remote_log_is_read_up_to_the_end_of_the_store)
 {
     for (int lost = 0; lost < 3; lost++) { /* the old page exists; is missing, as after a restore; is raised */
         struct log *l = make(DURABILITY_REMOTE, false);
@@ -291,7 +291,7 @@ TEST(after_another_boot_a_remote_log_is_read_as_far_as_the_store_is_known_to_hav
     }
 }
 
-TEST(what_retention_took_before_the_store_had_it_is_behind_readers)
+TEST(readers_begin_behind_messages_that_retention_deleted_before_the_upload)
 {
     struct log *l = make(DURABILITY_REMOTE, false);
     struct batch b;
@@ -313,7 +313,7 @@ TEST(what_retention_took_before_the_store_had_it_is_behind_readers)
 
 /* Random appends, syncs that fail or not, and new segments, against the rule at every step and from every offset:
  * readers get the messages that a sync has covered, except those of a failed sync. */
-TEST(at_every_step_of_random_work_readers_have_what_is_confirmed_and_nothing_else)
+TEST(at_every_step_of_random_work_readers_have_exactly_the_confirmed_messages)
 {
     for (int round = 0; round < 60; round++) {
         struct log *l = make(DURABILITY_DISK, false);

@@ -310,7 +310,7 @@ TEST(damage_in_what_was_durable_is_kept_by_recovery_and_costs_one_chunk)
     }
 }
 
-TEST(with_disk_damage_past_what_was_durable_cuts_the_log_there)
+TEST(with_disk_damage_past_the_durable_end_cuts_the_log_there)
 {
     options.durability = DURABILITY_DISK;
     for (unsigned which = 0; which < 12; which++) {
@@ -362,7 +362,7 @@ static void expect_next(uint64_t offset, uint64_t id)
 }
 
 /* This log was never synced. */
-TEST(with_os_a_damaged_chunk_costs_itself_where_the_next_one_fits)
+TEST(with_os_a_damaged_chunk_costs_itself_if_the_next_one_fits)
 {
     for (unsigned round = 0; round < 300; round++) {
         struct recovery_report report;
@@ -389,7 +389,7 @@ TEST(with_os_a_damaged_chunk_costs_itself_where_the_next_one_fits)
     }
 }
 
-TEST(with_os_damage_behind_which_nothing_fits_is_cut_off)
+TEST(with_os_damage_without_a_later_fitting_chunk_is_cut_off)
 {
     struct recovery_report report;
     const struct place *last = &places[11], *before = &places[10];
@@ -413,7 +413,7 @@ TEST(with_os_damage_behind_which_nothing_fits_is_cut_off)
 }
 
 /* An append that was killed before it was committed, and a shorter one that was written over its beginning. */
-TEST(with_os_a_chunk_that_was_never_committed_does_not_come_back_behind_the_log)
+TEST(with_os_an_uncommitted_chunk_behind_the_log_is_not_recovered)
 {
     struct recovery_report report;
     uint8_t bytes[4096];
@@ -437,7 +437,7 @@ TEST(with_os_a_chunk_that_was_never_committed_does_not_come_back_behind_the_log)
     log_close(l);
 }
 
-TEST(with_os_a_segment_that_is_gone_or_cannot_be_told_from_noise_costs_itself)
+TEST(with_os_a_missing_or_unreadable_segment_costs_itself)
 {
     for (int gone = 0; gone < 2; gone++)
         for (int of_the_first = 0; of_the_first < 2; of_the_first++) {

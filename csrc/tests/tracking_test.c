@@ -57,7 +57,7 @@ TEST(a_sequence_is_raised_and_never_lowered)
     tracking_check(t);
 }
 
-TEST(the_reference_of_the_oldest_chunk_makes_room_behind_10000)
+TEST(the_reference_of_the_oldest_chunk_is_evicted_beyond_10000)
 {
     struct tracking *t = table();
     uint64_t sequence;
@@ -113,7 +113,7 @@ TEST(a_pinned_reference_is_never_evicted_and_a_name_too_many_is_refused)
     tracking_check(t);
 }
 
-TEST(the_pins_of_a_killed_worker_and_of_an_earlier_run_hold_nothing)
+TEST(the_pins_of_a_killed_worker_and_of_an_earlier_run_are_void)
 {
     struct tracking *t = table();
     struct doorbell_board *b = board(100);
@@ -239,7 +239,7 @@ TEST(a_good_checksum_does_not_excuse_a_value_beyond_its_limit)
 
 /* ---- the file ---- */
 
-TEST(a_mapped_table_grows_and_every_process_that_has_it_sees_what_another_adds)
+TEST(a_mapped_table_grows_and_every_process_sees_the_references_of_others)
 {
     const char *directory = help_path();
     struct tracking *one, *two;
@@ -356,7 +356,7 @@ TEST(with_any_byte_of_the_table_flipped_nothing_is_confirmed_that_was_not_stored
     batch_free(&b);
 }
 
-TEST(a_slot_that_is_damaged_while_the_log_is_open_is_built_anew_at_its_next_use_and_pins_stay)
+TEST(a_slot_that_is_damaged_while_the_log_is_open_is_rebuilt_at_its_next_use_and_pins_stay)
 {
     const char *path = flipped_log();
     struct log *l;
@@ -381,7 +381,7 @@ TEST(a_slot_that_is_damaged_while_the_log_is_open_is_built_anew_at_its_next_use_
     log_close(l);
 }
 
-TEST(a_process_killed_at_any_store_of_a_change_leaves_a_table_that_the_next_one_takes)
+TEST(a_process_killed_at_any_store_of_a_change_leaves_a_usable_table)
 {
     const char *path = flipped_log();
     struct log *l;

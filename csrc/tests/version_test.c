@@ -217,7 +217,7 @@ TEST(a_ledger_of_another_version_refuses_who_opens_or_recovers_it)
 }
 
 /* Also for a page of a broker that wrote no check. */
-TEST(a_flipped_version_of_what_is_mapped_is_damage_in_any_boot)
+TEST(a_flipped_version_of_a_mapped_file_is_damage_in_any_boot)
 {
     for (size_t i = 0; i < 2; i++)
         for (int round = 0; round < 128; round++) {

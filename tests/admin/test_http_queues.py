@@ -88,7 +88,7 @@ def test_what_a_queue_drops_is_in_its_row_and_in_the_metrics(http, client, name)
     client.delete_queue(name)
 
 
-def test_the_message_that_a_queue_without_a_limit_tries_again_is_named(http, client, name):
+def test_a_failing_message_of_a_queue_without_a_limit_is_named(http, client, name):
     client.create_queue(name, backoff_ms=1)
     client.publish_many(name, ["good", "poison"])
     with client.consume(name) as consumer:
@@ -112,7 +112,7 @@ def test_the_message_that_a_queue_without_a_limit_tries_again_is_named(http, cli
     client.delete_queue(name)
 
 
-def test_a_limit_that_nobody_named_is_shown_as_none_and_can_be_given_back(http, client, queue):
+def test_an_undeclared_limit_is_shown_as_none_and_a_declared_one_can_be_reset(http, client, queue):
     def limit():
         return http.get("queues", "/", queue)["options"]["attempts_max"]
 

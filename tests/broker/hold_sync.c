@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A disk that a test controls, for processes started with LD_PRELOAD: fdatasync of a segment of the log waits while the file
- * $VIBEMQ_SYNCS/held is there, and fails with EIO while $VIBEMQ_SYNCS/failing is.  A call that waits makes a file
+ * $VIBEMQ_SYNCS/held exists, and fails with EIO while $VIBEMQ_SYNCS/failing exists.  A call that waits creates the file
  * $VIBEMQ_SYNCS/waits first.
  */
 #include <dlfcn.h>

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 ROUND_ROBIN, FAN_OUT_WITH_ACK, FAN_OUT_WITHOUT_ACK, PRIORITY_BASED = range(4)
 DROP_OLDEST, DROP_NEWEST, BLOCK_PUBLISHER, REDIRECT_TO_DLQ = range(4)
 
-UNCOUNTED_RETURNS = 10  # so often a message goes back without a failure
-LIMIT_WITH_DEAD_LETTERS = 3  # where nobody named one
+UNCOUNTED_RETURNS = 10  # a message goes back so often without a failure
+LIMIT_WITH_DEAD_LETTERS = 3  # if none is declared
 
 ACCEPTED, REFUSED, PARKED = "accepted", "refused", "parked"
 
@@ -39,7 +39,7 @@ class Copy:
     entry: Entry
     strikes: int = 0
     attempts: int = 0  # deliveries
-    held: bool = False  # in the program's hand, as the client said
+    held: bool = False  # the client reported that its program holds it
     inherited: bool = False  # and not given yet: nobody's once the entry is acknowledged
 
 
@@ -135,10 +135,10 @@ class QueueModel:
         self.settle()
 
     def leave(self, name: str, *, lost: bool) -> None:
-        """Unsubscribed, or (`lost`) gone without a word.
+        """Remove a consumer that unsubscribed, or whose connection was `lost`.
 
-        What the program had in hand has failed; where a lost one did not say what that was, the oldest delivery. What
-        went back too often before has failed as well.
+        The delivery that its program held has failed; if the connection was lost and none was reported, the oldest one.
+        A message that went back too often before has failed as well.
         """
         consumer = self.consumers.pop(name)
         consumer.gone = True

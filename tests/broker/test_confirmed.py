@@ -81,7 +81,7 @@ def read_all(running: Running, stream: str, start: int = 0) -> list[bytes]:
         return [data for chunk in client.read_chunks(stream, start) for _, data in chunk.messages()]
 
 
-def test_a_stream_ends_for_every_reader_where_a_sync_has_come_to(tmp_path: Path, disk: HeldDisk, stack: ExitStack):
+def test_a_stream_ends_for_every_reader_at_the_newest_sync(tmp_path: Path, disk: HeldDisk, stack: ExitStack):
     """`first`, `last`, `next`, by offset and by time, on every worker; stats, HTTP, the page and the files."""
     with broker(tmp_path / "data", *DISK, through=disk.through) as running:
         publisher = stack.enter_context(connected(running))
@@ -184,7 +184,7 @@ def test_a_stream_with_read_unconfirmed_is_read_before_the_sync(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("protocol", ["native, worker 0", "native, worker 1", "micromsg2", "signalr"])
-def test_a_queue_hands_out_only_what_is_confirmed(tmp_path: Path, disk: HeldDisk, stack: ExitStack, protocol: str):
+def test_a_queue_hands_out_only_confirmed_messages(tmp_path: Path, disk: HeldDisk, stack: ExitStack, protocol: str):
     with broker(tmp_path / "data", *DISK, through=disk.through) as running:
         publisher = stack.enter_context(QueuePeer(running))
         publisher.create("q")
@@ -248,7 +248,7 @@ def test_readers_by_offset_of_the_other_protocols_wait_too(tmp_path: Path, disk:
         micro.deliver()
 
 
-def test_what_a_killed_worker_had_appended_is_synced_by_a_worker_that_reads(tmp_path: Path, disk: HeldDisk):
+def test_messages_of_a_killed_worker_are_synced_by_a_worker_that_reads(tmp_path: Path, disk: HeldDisk):
     with broker(tmp_path / "data", *DISK, through=disk.through) as running:
         peers: list[Peer] = []
         publisher, reader = list(on_every_worker(running, peers))
@@ -266,7 +266,7 @@ def test_what_a_killed_worker_had_appended_is_synced_by_a_worker_that_reads(tmp_
             peer.socket.close()
 
 
-def test_what_a_killed_broker_had_appended_is_read_after_its_next_start(tmp_path: Path, disk: HeldDisk):
+def test_messages_of_a_killed_broker_are_read_after_its_next_start(tmp_path: Path, disk: HeldDisk):
     with killed(tmp_path / "data", disk) as running, connected(running) as publisher:
         publisher.create("s")
         publisher.declare("s")
@@ -278,7 +278,7 @@ def test_what_a_killed_broker_had_appended_is_read_after_its_next_start(tmp_path
         assert read_all(running, "s") == [b"nobody's"]
 
 
-def test_a_message_whose_sync_failed_is_given_to_no_consumer_and_none_waits_for_it(
+def test_a_message_of_a_failed_sync_is_given_to_no_consumer_and_none_waits_for_it(
     tmp_path: Path, disk: HeldDisk, stack: ExitStack
 ):
     with broker(tmp_path / "data", *DISK, workers=1, through=disk.through) as running:
@@ -312,7 +312,7 @@ def test_a_message_whose_sync_failed_is_given_to_no_consumer_and_none_waits_for_
         consumer.ack(*consumer.deliveries)
 
 
-def test_what_was_written_and_what_is_confirmed_are_told_apart(tmp_path: Path, disk: HeldDisk):
+def test_written_and_confirmed_messages_are_counted_separately(tmp_path: Path, disk: HeldDisk):
     with broker(tmp_path / "data", *DISK, through=disk.through) as running, connected(running) as peer:
         peer.create("s")
         peer.declare("s")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a member of a fan-out that vanished is owed, who takes it over, and what becomes of it after the grace."""
+"""The copies of a fan-out's member that vanished: they are kept, taken over, and removed after the grace."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def subscribe(peer, queue, name="", ttl_s=0, prefetch=0):
 
 
 def acknowledged_by_one(publisher, first, second, queue, bodies=("a", "b")):
-    """Both have all of them, and only the first has acknowledged."""
+    """Both members have all messages, and only the first has acknowledged them."""
     subscribe(first, queue)
     subscribe(second, queue)
     publisher.await_subscribers(queue, 2)
@@ -75,10 +75,10 @@ def test_a_member_that_vanished_gets_its_copies_when_it_is_back(connect, name):
     back.ping()
     third = connect()
     subscribe(third, name)
-    assert third.rest() == [], "the copies went to one"
+    assert third.rest() == [], "the copies went to one member"
 
 
-def test_a_member_that_unsubscribes_owes_nothing_more(connect, name):
+def test_a_member_that_unsubscribes_owes_no_acknowledgement(connect, name):
     publisher, first, second = connect(), connect(), connect()
     publisher.create(name, mode=FAN_OUT_WITH_ACK)
     acknowledged_by_one(publisher, first, second, name)
@@ -133,7 +133,7 @@ def test_a_name_with_a_time_to_live_collects_while_it_is_away(connect, name):
 
 
 @pytest.mark.parametrize("mode", [FAN_OUT_WITH_ACK, FAN_OUT_WITHOUT_ACK])
-def test_a_name_collects_where_nobody_else_is_there(connect, name, mode):
+def test_a_name_collects_copies_without_any_subscriber(connect, name, mode):
     publisher, only = connect(), connect()
     publisher.create(name, mode=mode)
     subscribe(only, name, "audit", ttl_s=600)
@@ -227,7 +227,7 @@ def test_a_name_that_is_back_before_its_connection_is_known_to_be_lost_gets_its_
 
 
 @pytest.mark.parametrize("dead_letter", [False, True])
-def test_copies_that_nobody_comes_back_for_are_dead_lettered_or_counted(tmp_path, stack, capfd, dead_letter):
+def test_copies_are_dead_lettered_or_counted_after_the_grace(tmp_path, stack, capfd, dead_letter):
     with broker(tmp_path, *HASTY, workers=1) as running:
         publisher, first, second = [stack.enter_context(QueuePeer(running)) for _ in range(3)]
         publisher.create("q", mode=FAN_OUT_WITH_ACK, enableDeadLetterQueue=dead_letter)
@@ -245,7 +245,7 @@ def test_copies_that_nobody_comes_back_for_are_dead_lettered_or_counted(tmp_path
     assert written(capfd).count("did not return in time") == 1
 
 
-def test_messages_that_nobody_has_acknowledged_stay_when_the_grace_is_over(tmp_path, stack):
+def test_messages_that_no_member_has_acknowledged_stay_after_the_grace(tmp_path, stack):
     with broker(tmp_path, *HASTY, workers=1) as running:
         publisher, only = [stack.enter_context(QueuePeer(running)) for _ in range(2)]
         publisher.create("q", mode=FAN_OUT_WITH_ACK)
@@ -255,7 +255,7 @@ def test_messages_that_nobody_has_acknowledged_stay_when_the_grace_is_over(tmp_p
         only.ack(held[0])
         only.ping()
         only.close()
-        wait_until(lambda: away(tmp_path) == 0 and publisher.counts("q") == (2, 0), "the grace is over")
+        wait_until(lambda: away(tmp_path) == 0 and publisher.counts("q") == (2, 0), "the grace has ended")
         assert publisher.info("q")["droppedCount"] == 0
         newcomer = stack.enter_context(QueuePeer(running))
         subscribe(newcomer, "q")
@@ -274,7 +274,7 @@ def test_a_member_gets_its_copies_though_its_worker_was_killed(tmp_path, stack, 
         publisher.create("q", mode=FAN_OUT_WITH_ACK)
         first, second = on_worker(running, 0, stack), on_worker(running, 1, stack)
         if home:
-            subscribe(second, "q")  # who comes first makes its worker the home
+            subscribe(second, "q")  # the first subscriber's worker becomes the home
             subscribe(first, "q")
         else:
             subscribe(first, "q")
@@ -399,7 +399,7 @@ def test_members_get_their_copies_after_a_restart_of_all_workers(tmp_path, stack
         assert payloads(other.take(3)) == [0, 1, 2]
 
 
-def test_drop_oldest_and_purge_take_what_a_name_collects(connect, name):
+def test_drop_oldest_and_purge_remove_copies_that_a_name_collects(connect, name):
     publisher, first = connect(features="nack,purge,alter"), connect()
     publisher.create(name, mode=FAN_OUT_WITH_ACK, maxQueueSize=5)
     subscribe(first, name, "audit", ttl_s=600)
@@ -449,7 +449,7 @@ def test_a_name_beyond_the_limit_is_refused_and_not_acknowledged_before(tmp_path
             member.ping()
 
 
-def test_workers_that_end_in_order_keep_what_their_members_are_owed(tmp_path, stack):
+def test_workers_that_end_in_order_keep_their_members_copies(tmp_path, stack):
     """SIGTERM to one worker, as a rolling restart sends it."""
     with broker(tmp_path, *SHORT) as running:
         publisher = on_worker(running, 0, stack)
@@ -553,7 +553,7 @@ def test_acknowledgements_of_the_only_member_survive_its_worker(tmp_path, stack)
         back.await_counts("q", 0, 3)
 
 
-def test_what_another_member_acknowledged_is_still_owed_after_a_kill(tmp_path, stack):
+def test_copies_that_another_member_acknowledged_are_still_delivered_after_a_kill(tmp_path, stack):
     """The first member was alone for three messages, shares the next three, and is alone again for the last."""
     with killed_at_the_end(), broker(tmp_path, *SHORT) as running:
         publisher, first, second = [stack.enter_context(QueuePeer(running)) for _ in range(3)]

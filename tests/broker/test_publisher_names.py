@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publisher names and stored offsets of a stream: what is kept of them, and what happens when there are too many."""
+"""Publisher names and stored offsets of a stream: they are kept up to their limits, and evicted beyond."""
 
 import base64
 import os
@@ -23,7 +23,7 @@ WORKERS = 2
 
 
 def declare_all(peer: Peer, stream: str, names: list[str]) -> list[int]:
-    """Declare publishers of these names, all at once; the answers' codes."""
+    """Declare publishers of these names, all at once; return the answers' codes."""
     fields = [{"publisher_id": at, "reference": name, "stream": stream} for at, name in enumerate(names)]
     peer.send(b"".join(peer.command(Key.DECLARE_PUBLISHER, **each) for each in fields))
     return [peer.expect(Key.DECLARE_PUBLISHER | RESPONSE_BIT).code for _ in names]
@@ -78,7 +78,7 @@ def test_10000_connected_publishers_keep_their_names_and_one_more_is_refused(tmp
     with broker(tmp_path, workers=WORKERS) as running, ExitStack() as stack:
         first = stack.enter_context(connected(running))
         first.create("s")
-        # Names of nobody who is connected make room, the one that published longest ago first.
+        # Names without a connected publisher are evicted, the one that published longest ago first.
         assert set(declare_all(first, "s", names_of(NAMES_MAX, 200))) == {Code.OK}
         publish_all(first, 200, [7])
         for at in range(200):
@@ -101,7 +101,7 @@ def test_10000_connected_publishers_keep_their_names_and_one_more_is_refused(tmp
         assert declare_all(one_more, "s", ["one more"]) == [Code.OK]
 
 
-def test_the_names_of_a_killed_workers_connections_make_room_again(tmp_path):
+def test_the_names_of_a_killed_workers_connections_can_be_evicted_again(tmp_path):
     with broker(tmp_path, workers=1) as running, ExitStack() as stack:
         peers = [stack.enter_context(connected(running)) for _ in range(NAMES_MAX // PER_CONNECTION)]
         peers[0].create("s")

@@ -465,7 +465,7 @@ def test_what_is_redirected_is_answered_though_its_queue_is_deleted_meanwhile(co
     peer.await_counts(name + ".dlq", 20)
 
 
-# ---- dead letters that go on ----
+# ---- dead letters that are dead-lettered again ----
 
 
 def hops(message):
@@ -518,7 +518,7 @@ def test_the_first_queue_and_its_attempts_stay_readable(connect, name):
     ]  # fmt: skip
 
 
-def test_a_dead_letter_that_is_published_again_begins_a_new_way(connect, name):
+def test_a_dead_letter_that_is_published_again_begins_a_new_path(connect, name):
     publisher, reader = connect(), connect()
     publisher.create(name, messageTtl=10, enableDeadLetterQueue=True)
     publisher.publish(name, 1)
@@ -531,7 +531,7 @@ def test_a_dead_letter_that_is_published_again_begins_a_new_way(connect, name):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_with_a_dead_letter_queue_drop_oldest_dead_letters_what_it_drops(connect, name, mode):
+def test_with_a_dead_letter_queue_drop_oldest_dead_letters_dropped_messages(connect, name, mode):
     publisher, reader = connect(), connect()
     publisher.create(name, mode=mode, maxQueueSize=3, enableDeadLetterQueue=True)
     publisher.publish_all(name, range(10))
@@ -576,7 +576,7 @@ def test_copies_that_a_slow_member_of_a_fan_out_loses_are_dead_lettered(connect,
     publisher.await_counts(name, 0)
 
 
-def test_what_a_limit_drops_is_kept_when_all_is_killed(tmp_path):
+def test_messages_that_a_limit_drops_survive_a_kill_of_all_processes(tmp_path):
     with killed_at_the_end(), broker(tmp_path) as running, QueuePeer(running) as peer:
         peer.create("q", maxQueueSize=10, enableDeadLetterQueue=True)
         ids = [peer.start_publish("q", number) for number in range(2000)]
@@ -594,10 +594,10 @@ def test_what_a_limit_drops_is_kept_when_all_is_killed(tmp_path):
         assert set(range(1500)) <= found
 
 
-# ---- messages that come back ----
+# ---- messages that are given back ----
 
 
-def test_a_purge_counts_what_was_given_back_in_the_same_packet(connect, name):
+def test_a_purge_counts_messages_given_back_in_the_same_packet(connect, name):
     peer = connect()
     peer.create(name)
     peer.subscribe(name)
@@ -612,7 +612,7 @@ def test_a_purge_counts_what_was_given_back_in_the_same_packet(connect, name):
 
 
 @pytest.mark.parametrize("overflow", [DROP_OLDEST, DROP_NEWEST])
-def test_what_comes_back_to_a_full_queue_stays_until_the_next_message_is_published(connect, name, overflow):
+def test_messages_given_back_to_a_full_queue_stay_until_the_next_publish(connect, name, overflow):
     publisher, consumer = connect(), connect()
     publisher.create(name, maxQueueSize=1, overflowStrategy=overflow)
     consumer.subscribe(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One flipped bit in a queue's ledger loses no message: each intact one comes, again if need be, and it is named."""
+"""One flipped bit in a queue's ledger loses no message: each undamaged one is delivered, and the damage is named."""
 
 import random
 import shutil
@@ -52,7 +52,7 @@ def flip(path: Path, at: int, bit: int) -> None:
 
 
 def delivered(data: Path) -> list[int]:
-    """What a consumer gets of a broker that begins with this data, in their order."""
+    """Return the messages that a consumer gets from a broker with this data, in order."""
     with broker(data, workers=1) as served, connected(served) as client:
         waiting = client.queue_info("orders").messages
         with client.consume("orders", prefetch=COUNT, timeout_s=60) as consumer:
@@ -68,7 +68,7 @@ def places() -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize("boot", ["this", "another"])
-def test_what_was_settled_stays_that_where_nothing_is_damaged(template, tmp_path, boot):
+def test_settled_messages_of_an_undamaged_ledger_stay_settled(template, tmp_path, boot):
     data = tmp_path / "data"
     shutil.copytree(template, data)
     if boot == "another":
@@ -92,5 +92,5 @@ def test_a_flipped_bit_of_a_ledger_loses_no_message_and_is_named(template, tmp_p
     assert len(had) == len(set(had)) and len(again) <= 1
     if file == "ledger":
         assert f"queue 'orders': {queue}/ledger is damaged" in told and not again
-    elif at % ENTRY_BYTES != 7 or bit != 7:  # without its mark an entry is believed
+    elif at % ENTRY_BYTES != 7 or bit != 7:  # without its mark an entry has no check
         assert f"its ledger in {queue} is damaged: 1 messages, the first at offset {at // ENTRY_BYTES}," in told

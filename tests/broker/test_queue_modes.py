@@ -238,7 +238,7 @@ def test_what_all_consumers_of_a_fan_out_took_along_unacknowledged_waits_for_the
     first.ping()
     first.unsubscribe(name)
     second.close()
-    publisher.await_counts(name, 4)  # its own copy of 2 is kept for the one that vanished
+    publisher.await_counts(name, 4)  # the copy of message 2 is kept for the member that vanished
     newcomer = connect()
     newcomer.subscribe(name)
     messages = newcomer.rest()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that end their consumers: what the program had in hand counts, and no message comes back for ever."""
+"""Messages that kill their consumers: the held message counts as failed, and none is redelivered for ever."""
 
 import pytest
 from peers.queues import Command, attempts, payload, payloads, wait_until
@@ -27,7 +27,7 @@ def leave(peer, queue, how):
 
 
 @pytest.mark.parametrize("how", ["close", "unsubscribe", "goodbye"])
-def test_what_the_program_had_in_hand_counts_and_no_other(connect, name, how):
+def test_only_the_message_held_by_the_program_counts_as_failed(connect, name, how):
     publisher = connect()
     publisher.create(name, maxRetryAttempts=1, enableDeadLetterQueue=True)
     publisher.publish_all(name, range(5))
@@ -44,7 +44,7 @@ def test_what_the_program_had_in_hand_counts_and_no_other(connect, name, how):
     assert payload(reader.delivery()) == 3
 
 
-def test_what_was_held_and_then_settled_counts_nothing(connect, name):
+def test_a_held_message_that_was_settled_does_not_count(connect, name):
     publisher = connect()
     publisher.create(name, maxRetryAttempts=1, enableDeadLetterQueue=True)
     publisher.publish_all(name, range(3))
@@ -59,7 +59,7 @@ def test_what_was_held_and_then_settled_counts_nothing(connect, name):
     assert dead_of(publisher, name) == 0
 
 
-def test_saying_what_is_held_is_unknown_to_a_peer_that_did_not_ask_for_it(connect, name):
+def test_holding_is_unknown_without_its_feature(connect, name):
     publisher, consumer = connect(), connect()
     publisher.publish(name, 1)
     consumer.subscribe(name)
@@ -69,7 +69,7 @@ def test_saying_what_is_held_is_unknown_to_a_peer_that_did_not_ask_for_it(connec
         consumer.answer(message.id)
 
 
-def test_a_message_that_ends_its_consumer_from_behind_is_counted_after_ten_returns(connect, name):
+def test_a_message_that_kills_its_consumer_behind_the_oldest_is_counted_after_ten_returns(connect, name):
     publisher = connect()
     limit = 2
     publisher.create(name, maxRetryAttempts=limit, enableDeadLetterQueue=True)
@@ -82,7 +82,7 @@ def test_a_message_that_ends_its_consumer_from_behind_is_counted_after_ten_retur
             consumer.unsubscribe(name)  # in good order: the oldest does not count either
         publisher.await_subscribers(name, 0)
     assert deliveries == UNCOUNTED_RETURNS + limit
-    wait_until(lambda: dead_of(publisher, name) == 2, "each counts, whatever its place")
+    wait_until(lambda: dead_of(publisher, name) == 2, "each counts, at any place")
 
 
 def test_of_three_in_hand_none_is_delivered_more_often_than_the_limit_and_once(connect, name):
@@ -96,7 +96,7 @@ def test_of_three_in_hand_none_is_delivered_more_often_than_the_limit_and_once(c
         consumer.subscribe(name)
         messages = consumer.take(there)
         counts |= {payload(message): attempts(message) for message in messages}
-        if kill:  # our clients say it of what comes again
+        if kill:  # VibeMQ's clients report redelivered messages
             hold(consumer, *messages)
             consumer.ping()
         consumer.close()

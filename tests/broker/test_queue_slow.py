@@ -22,7 +22,7 @@ def limit_of(peer, queue):
 # ---- the clock ----
 
 
-def test_of_a_stuck_consumers_messages_only_the_one_it_is_in_has_failed(connect, name):
+def test_of_a_stuck_consumers_messages_only_the_oldest_has_failed(connect, name):
     publisher, stuck, works = connect(), connect(), connect()
     publisher.create(name, ackTimeoutMs=SOON_MS, maxRetryAttempts=1, enableDeadLetterQueue=True)
     publisher.publish_all(name, range(200))
@@ -44,7 +44,7 @@ def test_a_consumer_that_is_stuck_for_ever_loses_nothing_by_default(connect, nam
     publisher.publish_all(name, range(200))
     stuck.subscribe(name)
     stuck.take(200)
-    # Each is one more timeout; with the three attempts of .NET clients the first message would be gone by the third.
+    # Each is one more timeout; with .NET clients' three attempts the first message would be lost by the third.
     for _ in range(6):
         stuck.delivery()
     stuck.close()
@@ -54,7 +54,7 @@ def test_a_consumer_that_is_stuck_for_ever_loses_nothing_by_default(connect, nam
 
 
 @pytest.mark.parametrize("worker", [0, 1])
-def test_what_a_stuck_consumer_was_given_goes_to_another_and_it_has_two_at_a_time(connect_to, name, worker):
+def test_a_stuck_consumers_messages_go_to_another_and_it_has_two_at_a_time(connect_to, name, worker):
     """Also where the consumer is on another worker than the home."""
     publisher, works, stuck = connect_to(0), connect_to(0), connect_to(worker)
     publisher.create(name, ackTimeoutMs=SOON_MS, backoffMs=LATER_MS, backoffMaxMs=LATER_MS)
@@ -116,7 +116,7 @@ def test_a_consumer_that_settles_later_ones_keeps_them_and_loses_only_the_oldest
     publisher.await_counts(name, 0)
 
 
-def test_a_consumer_that_says_something_again_gets_all_that_it_may_have(connect, name):
+def test_a_consumer_that_settles_again_gets_its_whole_window(connect, name):
     publisher, stuck = connect(features="nack,purge,alter"), connect()
     publisher.create(name, ackTimeoutMs=SOON_MS, backoffMs=0)
     publisher.publish_all(name, range(20))
@@ -142,10 +142,10 @@ def test_a_copy_of_a_fan_out_that_its_consumer_does_not_settle_comes_again_to_it
     assert (payload(again), attempts(again)) == (1, 2)
 
 
-# ---- limits that nobody chose ----
+# ---- undeclared limits ----
 
 
-def test_only_a_limit_that_somebody_named_or_dead_letters_end_a_message(connect, name):
+def test_only_a_declared_limit_or_a_dead_letter_queue_ends_a_message(connect, name):
     publisher = connect()
     unlimited = 2**31 - 1
     publisher.publish(name + ".used", 1)
@@ -156,7 +156,7 @@ def test_only_a_limit_that_somebody_named_or_dead_letters_end_a_message(connect,
     assert found == [unlimited, unlimited, 3, 3]
 
 
-def test_what_our_clients_do_not_say_follows_the_configuration_by_every_way_to_make_a_queue(tmp_path):
+def test_undeclared_options_follow_the_configuration_by_every_way_to_make_a_queue(tmp_path):
     with broker(tmp_path / "data", "--set", "queues.attempts_max=7", workers=1) as running, QueuePeer(running) as peer:
         with connect_client(f"vibemq://{running.host}:{running.native_port}") as client:
             client.create_queue("created", dead_letter=True)
@@ -202,13 +202,13 @@ def test_a_message_without_a_limit_waits_longer_each_time_and_is_named(tmp_path,
             consumer.nack(poison)
             poison = consumer.delivery()
             assert (payload(poison), attempts(poison)) == ("poison", number)
-        wait_until(lambda: "deliveries of message 1 failed" in written(capfd), "said in the log")
+        wait_until(lambda: "deliveries of message 1 failed" in written(capfd), "it is logged")
         consumer.ack(good)
         publisher.await_counts("q", 0, 1)
         assert publisher.info("q")["droppedCount"] == 0
 
 
-def test_attempts_are_counted_as_far_as_they_go_and_the_message_stays(tmp_path):
+def test_attempts_are_counted_up_to_their_maximum_and_the_message_stays(tmp_path):
     with (
         broker(tmp_path / "data", "--set", "queues.backoff_ms=0", workers=1) as running,
         QueuePeer(running) as publisher,

@@ -273,7 +273,7 @@ async def moved_with_losses(url, source, target, losing, **options):
         return await client.move_messages(source, target, progress=lose, timeout_s=60, **options)
 
 
-def test_what_the_last_acknowledgements_were_lost_of_is_not_in_both_queues(running, client, url, source, target):
+def test_messages_with_lost_last_acknowledgements_are_not_in_both_queues(running, client, url, source, target):
     client.publish_many(source, range(50))
     moved = asyncio.run(moved_with_losses(url, source, target, lambda done, of: done == of))
     assert moved.queues == {target: 50}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program had in hand when its consumer ended has failed, however it ended; what was only prefetched has not."""
+"""The message that a program held when its consumer ended has failed; prefetched messages have not."""
 
 import asyncio
 import itertools
@@ -134,10 +134,10 @@ def test_a_loop_that_raises_meets_its_poison_as_often_as_the_limit_says(client, 
         nobody_consumes(client, queue)
     wait_until(lambda: dead(client, queue) == 1, "it is dead")
     assert client.queue_info(queue).messages == (0 if loop is raises_in_a_second_consumer else 5)
-    assert dead(client, queue) == 1, "what was prefetched did not fail"
+    assert dead(client, queue) == 1, "prefetched messages did not fail"
 
 
-def test_what_is_settled_before_the_end_counts_nothing(client, url, queue):
+def test_a_message_settled_before_the_end_does_not_count(client, url, queue):
     client.publish_many(queue, range(5))
     for _ in range(LIMIT + 1):
         with pytest.raises(Poisoned), connect(url) as other:
@@ -158,7 +158,7 @@ KILLED = """
 """
 
 
-def test_a_program_that_is_killed_with_three_in_hand_meets_each_once_more_than_the_limit(client, url, queue):
+def test_a_program_killed_with_three_messages_gets_each_once_more_than_the_limit(client, url, queue):
     client.publish_many(queue, range(3))
     runs = 0
     while dead(client, queue) < 3:
@@ -175,7 +175,7 @@ def test_a_program_that_is_killed_with_three_in_hand_meets_each_once_more_than_t
             client.publish(queue, "third")
 
 
-def test_a_move_that_looks_and_leaves_counts_nothing(client, queue):
+def test_a_dry_run_of_a_move_counts_no_failure(client, queue):
     client.publish_many(queue, range(5))
     target = queue + ".target"
     client.create_queue(target)
@@ -185,7 +185,7 @@ def test_a_move_that_looks_and_leaves_counts_nothing(client, queue):
     assert (client.queue_info(queue).messages, dead(client, queue)) == (5, 0)
 
 
-def test_a_micromsg2_program_that_raises_has_done_what_came_before(running, client, queue):
+def test_a_micromsg2_program_that_raises_has_acknowledged_earlier_messages(running, client, queue):
     client.publish_many(queue, ["good", "poison", "after"])
     for number in range(LIMIT):
         with pytest.raises(Poisoned), Micromsg2Client(port=running.ports["micromsg2"]) as peer:

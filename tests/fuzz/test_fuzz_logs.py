@@ -29,11 +29,11 @@ from vibemq.protocols.native.spec import Command
 
 pytestmark = [pytest.mark.fuzz]
 
-ANSWER_S = 0.02  # for an answer, where one is due; the broker reads the input in any case
+ANSWER_S = 0.02  # to wait for an answer, if one is due; the broker reads the input in any case
 USER, SECRET = "root", "correct-horse-battery"
 BASIC = base64.b64encode(f"{USER}:{SECRET}".encode())
 TOKEN = base64.urlsafe_b64encode(b'{"sub":"correct-horse"}').rstrip(b"=") + b"." + b"c2ln" * 40
-#: So much of a credential is not to be seen, in whatever form it came.
+#: Parts of credentials, in each of their forms, that must not be in the log.
 PARTS = [SECRET[:8], SECRET[-8:], BASIC[:16].decode(), BASIC[-16:].decode(), TOKEN[:16].decode(), "c2lnc2lnc2ln"]
 WORDS = [
     b"\r\n",
@@ -60,7 +60,7 @@ def command(key: int, body: bytes) -> bytes:
 
 
 def inputs() -> dict[str, list[bytes]]:
-    """By listener: what carries a credential there."""
+    """Return, by listener, inputs that carry a credential."""
     plain = b"\0" + USER.encode() + b"\0" + SECRET.encode()
     head = b"GET %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: %s\r\n\r\n"
     login = json.dumps({"user": USER, "password": SECRET}).encode()

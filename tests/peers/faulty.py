@@ -58,7 +58,7 @@ class Rule:
     times: int | None  # None: until it is removed
     proxy: FaultyStore
     met: int = 0  # requests that it was for
-    after: int = 0  # so many of these are let through first
+    after: int = 0  # so many matching requests pass first
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def remove(self) -> None:
@@ -161,7 +161,7 @@ class FaultyStore(Store):
         return self._add("hang", 0, method, path, times)
 
     def ignore_conditions(self) -> Rule:
-        """Take away `If-None-Match`, as a store does that does not know it."""
+        """Remove `If-None-Match`, as a store does that ignores it."""
         return self._add("ignore_conditions", 0, "PUT", "", None)
 
     def watch(self, method: str = "", path: str = "") -> Rule:

@@ -168,7 +168,7 @@ class Streams(StreamFlow):
             connection.create(self.target, exist_ok=True)
             publisher = connection.publisher(self.target, "load")
             end = connection.query_publisher_sequence("load", self.target)
-            # The one counts what is written, the other what is confirmed.
+            # `end` counts confirmed messages, `next_offset` written ones.
             wait_until(lambda: connection.next_offset(self.target) == end, "publishing ids are the messages'")
             self.next = end
 

@@ -90,7 +90,7 @@ def test_a_start_that_has_waited_for_long_enough_fails_and_the_next_one_has_ever
 
 @pytest.mark.parametrize("cut", ["truncate", "shorten"])
 @pytest.mark.parametrize("path", ["format", "meta/snapshot", "meta/0", "wal/", "tracking", "list-type"])
-def test_a_start_reads_again_where_one_answer_of_the_store_is_cut(world, faulty, tmp_path, path, cut):
+def test_a_start_reads_again_after_an_incomplete_answer_of_the_store(world, faulty, tmp_path, path, cut):
     bucket, data = tmp_path / "w/bucket", tmp_path / "other"
     for each in bucket.rglob("*"):
         if each.is_file():

@@ -121,7 +121,7 @@ def test_what_is_left_is_served_and_what_is_harmed_is_named(tmp_path, history, c
 
 
 @pytest.mark.parametrize("harm", ["damaged", "cut", "version"])
-def test_a_damaged_format_object_is_named_at_once_and_the_bucket_stays_as_it_was(tmp_path, history, capfd, harm):
+def test_a_damaged_format_object_is_named_at_once_and_the_bucket_is_not_changed(tmp_path, history, capfd, harm):
     body = bytearray(history.read("format"))
     if harm == "version":
         body[-12] ^= 1  # its check does not say so: no newer vibemq wrote it

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two brokers, one bucket: nothing that the older one still answers, sends up or deletes undoes the newer one's.
+"""Two brokers, one bucket: no answer, upload or deletion of the older one undoes the newer one's work.
 
-Real brokers of one name. The older one looks for a newer epoch as seldom as it may, so each answer has to look itself.
+Real brokers of one name. The older one checks for a newer epoch as seldom as possible, so each answer must check.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vibemq.storage.metadata import Metadata
 
 pytestmark = pytest.mark.timeout(240)
 
-#: Longer than a test: only what a request does itself is seen.
+#: Longer than a test, so that only the checks of requests take effect.
 NEVER = ("--set", "remote.deposed_after_s=3600")
 GUEST = "Basic " + base64.b64encode(b"guest:guest").decode()
 END_S_MAX = 60
@@ -55,7 +55,7 @@ def options(bucket: Path) -> list[str]:
 
 @contextmanager
 def outlived(folder: Path, *flags: str, through: tuple[str, ...] = ()) -> Iterator[Running]:
-    """A broker that another one takes the place of; it is killed where it does not notice."""
+    """Run a broker that another one deposes; kill it if it does not notice."""
     with pytest.raises(Lost), broker(folder, *flags, workers=1, through=through) as running:
         yield running
         raise Lost
@@ -137,7 +137,7 @@ def test_a_deposed_broker_acknowledges_no_change_and_the_newer_one_has_none_of_i
             assert change(old), "the older broker acknowledged a change"
             assert old.process.wait(END_S_MAX) == Superseded.exit_code, "and it ends, for it knows now"
             with connected(new) as connection:
-                connection.create("since")  # behind what the older broker may have left in the bucket
+                connection.create("since")  # behind objects that the older broker may have left in the bucket
                 assert numbers(connection, "events") == list(range(300))
                 assert connection.metadata(["late"])["late"].code != 1
             assert before <= names_in(bucket)
@@ -155,7 +155,7 @@ def suspend(running: Running) -> list[int]:
     return pids
 
 
-def test_a_broker_that_slept_through_many_starts_and_snapshots_acknowledges_no_change(tmp_path):
+def test_a_broker_suspended_during_many_starts_and_snapshots_acknowledges_no_change(tmp_path):
     """Its next number was deleted long ago, so the store takes the object."""
     bucket = tmp_path / "bucket"
     with outlived(tmp_path / "old", *options(bucket), *NEVER) as old:

@@ -175,7 +175,7 @@ def test_publishers_go_on_when_an_archiver_or_a_worker_is_killed_while_answers_a
     with serving(folder, faulty) as running, connected(running) as connection:
         whole(connection, sure)
         count = connection.query_publisher_sequence("ref", "events")
-        wait_until(lambda: len(bodies(connection)) >= count, "the store has what was only on the disk", CONFIRM_S_MAX)
+        wait_until(lambda: len(bodies(connection)) >= count, "the store has all messages", CONFIRM_S_MAX)
         assert whole(connection, sure) == count
 
 
@@ -291,7 +291,7 @@ def test_a_store_that_denies_for_a_while_and_one_that_is_full_hold_publishers_an
 
 
 @pytest.mark.parametrize("status", [403, 503])
-def test_where_newer_epochs_cannot_be_listed_changes_are_refused_and_messages_go_on(tmp_path, faulty, capfd, status):
+def test_changes_are_refused_and_messages_continue_while_newer_epochs_cannot_be_listed(tmp_path, faulty, capfd, status):
     with serving(tmp_path / "data", faulty) as running, connected(running) as connection:
         streams = {"local": {"durability": "os"}, "disk": {"durability": "disk"}, "events": {}}
         for stream, arguments in streams.items():

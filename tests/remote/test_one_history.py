@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An offset has one history: what a consumer was given is in the object store, whatever is lost afterwards."""
+"""An offset has one history: a message that a consumer was given is in the object store, also after a loss."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def expect_nothing(*peers: Peer) -> None:
 
 
 @pytest.mark.parametrize("what", ["machine", "processes"])
-def test_a_consumer_is_given_nothing_that_a_lost_machine_takes_back(tmp_path: Path, what: str, monkeypatch):
+def test_a_consumer_is_given_no_message_that_a_lost_machine_removes(tmp_path: Path, what: str, monkeypatch):
     folder, bucket = tmp_path / "data", tmp_path / "bucket"
     monkeypatch.setattr("test_lost_machine.flags", lambda bucket: flags(bucket, *SELDOM))
     with lost(folder, bucket, what) as running, connected(running) as publisher, connected(running) as consumer:
@@ -64,7 +64,7 @@ def test_a_consumer_is_given_nothing_that_a_lost_machine_takes_back(tmp_path: Pa
         assert read_all(running) == [(0, b"first")]
         assert consumer.ask(Key.STREAM_STATS, stream="h").statistics["committed_chunk_id"] == 0
     with broker(folder, *flags(bucket)) as running, connected(running) as publisher:
-        # Whoever has read offset 0 goes on from 1, and gets all that was ever confirmed from there on.
+        # A reader of offset 0 continues from 1, and gets all messages that were ever confirmed from there on.
         publisher.declare("h")
         publisher.publish([(at, b"new %d" % at) for at in (5, 6, 7)])
         assert publisher.confirmed(3) == [5, 6, 7]
@@ -74,8 +74,8 @@ def test_a_consumer_is_given_nothing_that_a_lost_machine_takes_back(tmp_path: Pa
         assert read_all(running, 1) == list(enumerate(new, 1))
 
 
-def test_consumers_go_on_on_every_worker_when_the_archiver_has_sent_what_is_written(tmp_path: Path):
-    """The one that was to send it is killed: its successor does."""
+def test_consumers_on_every_worker_continue_after_the_upload(tmp_path: Path):
+    """The archiver is killed before an upload, and its successor uploads."""
     folder, bucket = tmp_path / "data", tmp_path / "bucket"
     with broker(folder, *flags(bucket, *SELDOM)) as running, connected(running) as publisher:
         publisher.create("h")

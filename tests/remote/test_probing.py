@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each start proves that the store creates an object only once, and `vibemq remote check` tries all that is needed."""
+"""Each start proves that the store creates an object only once; `vibemq remote check` tests every property."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_start_refuses_a_store_that_begins_to_ignore_if_none_match_before_it_s
     assert faulty.keys() == names and [faulty.read(key) for key in names] == before
 
 
-def test_a_start_says_at_once_that_a_store_has_no_conditional_requests(tmp_path, faulty):
+def test_a_start_reports_at_once_a_store_without_conditional_requests(tmp_path, faulty):
     faulty.answer(501, "PUT")
     refused = start(faulty, tmp_path / "data")
     assert refused.returncode == 1 and "does not support conditional creation" in refused.stderr, refused.stderr
@@ -65,7 +65,7 @@ def test_a_start_says_at_once_that_a_store_has_no_conditional_requests(tmp_path,
 
 
 class TwoSteps:
-    """A store that looks whether an object exists, and writes it a moment later."""
+    """A store that checks whether an object exists, and writes it a moment later."""
 
     exceptions = obstore.exceptions
 
@@ -92,7 +92,7 @@ class TwoSteps:
         yield []
 
 
-def test_a_store_that_looks_and_writes_in_two_steps_is_refused():
+def test_a_store_that_checks_and_writes_in_two_steps_is_refused():
     store = TwoSteps()
     bucket = Bucket.__new__(Bucket)
     bucket._obstore, bucket._store, bucket.url, bucket.keys = store, None, "test", None
@@ -132,7 +132,7 @@ def test_a_store_that_is_away_for_a_moment_is_asked_again_by_a_start(tmp_path, f
 
 
 @pytest.mark.parametrize("trouble", ["truncate", "cut_before", "cut_after", "answer"])
-def test_a_bucket_that_is_patient_reads_again_what_was_cut(faulty, monkeypatch, trouble):
+def test_a_patient_bucket_reads_again_after_an_incomplete_answer(faulty, monkeypatch, trouble):
     monkeypatch.setattr(bucket_module, "RETRY_S", 0.0)
 
     async def run(patience_s: float) -> bytes:
@@ -148,7 +148,7 @@ def test_a_bucket_that_is_patient_reads_again_what_was_cut(faulty, monkeypatch, 
     assert asyncio.run(run(60.0)) == b"x" * 1000
 
 
-def test_a_start_reads_again_what_was_cut(tmp_path, faulty):
+def test_a_start_reads_an_incomplete_answer_again(tmp_path, faulty):
     """Each object that it reads, in its middle, more often than the store's client tries by itself."""
     with broker(tmp_path / "data", *faulty.flags, through=faulty.through, workers=1):
         pass
@@ -173,7 +173,7 @@ def check(store: FaultyStore, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
 
 
-def test_remote_check_passes_a_store_that_keeps_all_promises_and_leaves_nothing(s3, tmp_path):
+def test_remote_check_passes_a_store_with_all_properties_and_leaves_no_object(s3, tmp_path):
     done = check(s3)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" pass ") == len(probing.CHECKS) and "FAIL" not in done.stdout
@@ -194,7 +194,7 @@ def test_remote_check_passes_a_store_that_keeps_all_promises_and_leaves_nothing(
     ],
     ids=["ignores the condition", "501", "no multipart"],
 )
-def test_remote_check_says_which_promise_a_store_does_not_keep(faulty, trouble, failed):
+def test_remote_check_names_the_property_that_a_store_lacks(faulty, trouble, failed):
     trouble(faulty)
     done = check(faulty, "--json")
     assert done.returncode == 1, done.stdout + done.stderr

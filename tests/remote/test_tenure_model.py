@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that is suspended before each of its requests, while others take its place: no answer of it counts falsely.
+"""A broker is suspended before each of its requests while others depose it: none of its acknowledgements is wrong.
 
-The older broker changes the metadata, deletes a stream, sends a segment up or deletes what retention took. Before each
-request in turn it sleeps; meanwhile newer brokers start with empty directories, and change, send and delete things;
-then it wakes. Bucket, Service, Tier, Tenure and `open_bucket` are the product's own, over a folder. Each rule can be
-switched off, and then the model finds the fault that the rule prevents.
+The older broker changes the metadata, deletes a stream, uploads a segment or deletes objects for retention. It is
+suspended before each request in turn. Meanwhile newer brokers start with empty directories, and change, upload and
+delete objects. Then it resumes. Bucket, Service, Tier, Tenure and `open_bucket` are the product's own, over a folder.
+Each rule can be switched off, and then the model finds the fault that the rule prevents.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vibemq.storage.metadata import Metadata
 
 STREAM = "events"
 SEGMENT_BYTES = 5000
-#: Few, so that the numbers of a broker that slept are deleted.
+#: Few, so that a suspended broker's numbers are deleted.
 SNAPSHOT_EACH, SNAPSHOTS_KEPT = 2, 2
 REQUESTS_MAX = 40
 RECORD: dict[str, Any] = {
@@ -49,7 +49,7 @@ RECORD: dict[str, Any] = {
 
 
 class Sleeper(Bucket):
-    """A bucket whose requests pass a gate."""
+    """A bucket that passes each request through a gate."""
 
     gate: Callable[[], Awaitable[None]] | None = None
 
@@ -66,7 +66,7 @@ class Sleeper(Bucket):
 
 @dataclass
 class Broker:
-    """What serves under one epoch, with a data directory of its own."""
+    """The processes of one epoch, with their own data directory."""
 
     folder: Path
     bucket: Sleeper
@@ -85,7 +85,7 @@ class Broker:
         return {record.name: record for record in self.metadata.streams()}
 
     async def change(self, name: str, changes: list[Any]) -> bool:
-        """As a worker does: as the next number, and what others made there is applied first."""
+        """Make a change with the next number, as a worker does; apply other brokers' changes of that number first."""
         while True:
             bound = self.metadata.binding()
             assert bound is not None
@@ -120,7 +120,7 @@ class Broker:
         return True
 
     async def retention(self, place: Place) -> bool:
-        """It has taken the segment here; the object goes."""
+        """Delete the local segment and then its object."""
         cold.remove_stub(self.streams[STREAM].directory, place.first)
         try:
             await self.tier._delete([place])
@@ -129,7 +129,7 @@ class Broker:
         return True
 
     def places(self) -> list[Place]:
-        """The segments that its readers are served from."""
+        """Return the segments for this broker's readers."""
         record = self.streams[STREAM]
         return [stubs.place_of(record.incarnation, stub) for stub in cold.stubs(record.directory)]
 
@@ -145,7 +145,7 @@ class World:
         self.brokers: list[Broker] = []
 
     async def start(self) -> Broker:
-        """A broker of the name with an empty data directory."""
+        """Start a broker of that name with an empty data directory."""
         folder = self.folder / f"data-{len(self.brokers)}"
         folder.mkdir()
         identity.make(str(folder))
@@ -161,7 +161,7 @@ class World:
         return made
 
     async def restart_archiver(self, of: Broker) -> Broker:
-        """The same data directory goes on under a new epoch, as after the archiver was killed: no fence is made."""
+        """Continue the same data directory under a new epoch, as after a kill of the archiver, without a fence."""
         bucket = Sleeper(Remote(url=self.url))
         epochs = Epochs(bucket, "vibemq", str(of.folder))
         tenure = Tenure(epochs, await epochs.take())
@@ -179,16 +179,16 @@ class World:
 
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments are bytes of no log, and nothing runs in a thread."""
+    """Segments have random bytes, and threads are replaced by direct calls."""
 
     async def here(work: Callable[..., Any], *words: Any) -> Any:
         return work(*words)
 
     async def make(*_: Any) -> None:
-        """Nothing is configured."""
+        """Make no configured user."""
 
     async def prove(_: Bucket) -> None:
-        """Another test does."""
+        """The proof of the store has tests of its own."""
 
     def describe(directory: str, first: int, after: int, epoch: int) -> cold.Stub:
         return cold.Stub(first, after, SEGMENT_BYTES, 1, 2, 7, epoch)
@@ -214,7 +214,7 @@ ACTIONS: dict[str, Callable[[Broker, Place], Awaitable[bool]]] = {
 
 
 async def run(folder: Path, action: str, sleeps_before: int, takeovers: int, changes: int) -> bool:
-    """The older broker sleeps before that request; False: it makes fewer."""
+    """Suspend the older broker before that request; False: it makes fewer requests."""
     folder.mkdir()
     world = World(folder)
     try:
@@ -258,7 +258,7 @@ async def _run(world: World, action: str, sleeps_before: int, takeovers: int, ch
     for number in range(takeovers):
         newest = await world.start()
         for change in range(changes):
-            assert await newest.add_vhost(f"{number}-{change}"), "the newest broker may do what it likes"
+            assert await newest.add_vhost(f"{number}-{change}"), "the newest broker makes any change"
             sure.add(f"{number}-{change}")
     mine = None
     if STREAM in newest.streams:
@@ -272,25 +272,25 @@ async def _run(world: World, action: str, sleeps_before: int, takeovers: int, ch
     await newest.background()
 
     reader = await world.start()
-    assert sure | {"last"} <= newest.vhosts == reader.vhosts, "what the newest broker acknowledged is there"
+    assert sure | {"last"} <= newest.vhosts == reader.vhosts, "all changes that the newest broker acknowledged exist"
     assert newest.streams.keys() == reader.streams.keys(), "there is one history of the metadata"
     if action == "change":
-        assert not is_done or "late" in reader.vhosts, "what was acknowledged is there"
-        assert was_created or "late" not in reader.vhosts, "what came after the newer broker had begun is void"
+        assert not is_done or "late" in reader.vhosts, "the acknowledged change exists"
+        assert was_created or "late" not in reader.vhosts, "a change after the newer broker's start is void"
     if action == "delete":
-        assert not is_done or STREAM not in reader.streams, "what was acknowledged is there"
-        assert was_created or STREAM in reader.streams, "what came after the newer broker had begun is void"
+        assert not is_done or STREAM not in reader.streams, "the acknowledged deletion holds"
+        assert was_created or STREAM in reader.streams, "a deletion after the newer broker's start is void"
     if mine is None:
         return True
-    assert all(world.has(place) for place in served), "no object goes under the newest broker's readers"
+    assert all(world.has(place) for place in served), "no object of the newest broker's readers is deleted"
     assert set(newest.places()) == set(reader.places()), "there is one history of the log"
     if action == "upload" and is_done:
-        assert old.places()[-1] in reader.places(), "a file that may go here is known to those who come"
+        assert old.places()[-1] in reader.places(), "newer brokers have the segment of a file that may be deleted"
     return True
 
 
 def check(folder: Path, action: str) -> None:
-    """Every step, with one newer broker and with several, which change little or much."""
+    """Run every step, with one newer broker and with several, which make few or many changes."""
     for takeovers, changes in ((1, 0), (1, SNAPSHOT_EACH + 1), (3, SNAPSHOT_EACH + 1)):
         for sleeps_before in range(1, REQUESTS_MAX):
             name = f"{action.replace(' ', '-')}-{takeovers}-{changes}-{sleeps_before}"
@@ -306,13 +306,13 @@ def check(folder: Path, action: str) -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_whenever_a_broker_sleeps_nothing_of_its_newer_ones_is_lost_and_nothing_acknowledged_of_it(tmp_path, action):
+def test_a_broker_suspended_at_any_request_loses_no_change_of_newer_ones_and_acknowledges_none(tmp_path, action):
     check(tmp_path, action)
 
 
 @pytest.mark.parametrize("is_late", [True, False])
 def test_objects_of_a_newer_broker_win_over_a_segment_that_an_older_one_sent_late(tmp_path, is_late):
-    """Before the newer broker has sent that segment up itself; one that came in time stays."""
+    """The late segment comes before the newer broker's own upload; a segment in time stays."""
 
     async def run() -> None:
         world = World(tmp_path)
@@ -409,7 +409,7 @@ def test_a_segment_that_a_later_epoch_sends_again_makes_none_behind_it_late(tmp_
     asyncio.run(run())
 
 
-def test_retention_takes_late_segments_with_those_that_prove_them_late(tmp_path, monkeypatch):
+def test_retention_deletes_late_segments_with_those_that_prove_them_late(tmp_path, monkeypatch):
     """Else one could begin the log after a restore, once nothing of the newer broker lies before its end."""
 
     async def run() -> None:
@@ -433,7 +433,7 @@ def test_retention_takes_late_segments_with_those_that_prove_them_late(tmp_path,
 
 
 def longer_wins(places: Any) -> list[Place]:
-    """The rule before: of one first offset the longest segment, and no matter whose it is."""
+    """The former rule: of segments with one first offset the longest counts, by any broker."""
     kept: list[Place] = []
     for place in sorted(places, key=lambda place: (place.first, place.next, place.epoch)):
         if kept and place.first == kept[-1].first:
@@ -453,7 +453,7 @@ def only_overlaps(places: Any) -> list[Place]:
 
 
 async def nothing(*_: Any) -> None:
-    """A check that finds nothing."""
+    """A check that never finds a newer epoch."""
 
 
 async def only_caught_up(bucket: Bucket, metadata: Metadata, epoch: int) -> None:

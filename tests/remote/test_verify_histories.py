@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vibemq remote verify` after random histories of starts, kills, deletions, prunes and restores: nothing is missing.
+"""`vibemq remote verify` after random histories of starts, kills, deletions, prunes and restores: no object is missing.
 
 The bucket is a folder, and the steps are those of the broker's own code, in this process. Write-ahead objects hold
 stored offsets only, so that any of them may be deleted as the archiver deletes them: from the front.
@@ -101,7 +101,7 @@ class History:
 
 @settings(max_examples=EXAMPLES, deadline=None, print_blob=True)
 @given(steps=st.lists(STEPS, max_size=12))
-def test_verify_finds_nothing_missing_where_nothing_is(steps: list[tuple[str, int]]) -> None:
+def test_verify_reports_no_missing_object_in_an_undamaged_bucket(steps: list[tuple[str, int]]) -> None:
     folder = Path(tempfile.mkdtemp())
     try:
         history = History(folder)

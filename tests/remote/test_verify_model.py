@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vibemq remote verify` finds nothing wrong after any history of chunks, starts, kills, prunes and restores.
+"""`vibemq remote verify` reports no fault after any history of chunks, starts, kills, prunes and restores.
 
 A model of one remote stream: chunks go into write-ahead objects as the archiver puts them, several at once and in any
 order; epochs are taken, sealed and forgotten by the product's own code, over a folder.  And histories of real brokers.
@@ -88,7 +88,7 @@ class History(RuleBasedStateMachine):
 
     @rule(is_empty=st.booleans())
     def start(self, is_empty: bool) -> None:
-        """With the same data directory or, as after a lost machine, with an empty one."""
+        """Start with the same data directory or, as after a lost machine, with an empty one."""
         if is_empty:
             self.directories += 1
             self.folder = self.root / f"data-{self.directories}"
@@ -100,20 +100,20 @@ class History(RuleBasedStateMachine):
         self.begun = {}
 
     async def _start(self, config: Config) -> None:
-        """Without bringing logs back: their bytes are none of a log."""
+        """Restore without logs, because the objects' bytes are no log."""
         self.epoch = await opening.open_bucket(config, lambda metadata: None, lambda metadata: None)
 
     @precondition(lambda self: self.next)
     @rule()
     def forget_earlier(self) -> None:
-        """All that earlier epochs had is in this one's objects, or in segments."""
+        """Put all messages of earlier epochs into this one's objects, or into segments."""
         self.put([])
         asyncio.run(Epochs(Bucket(Remote(url=self.url)), "vibemq", str(self.folder)).forget_before(self.epoch))
 
-    # ---- what is published ----
+    # ---- publishing ----
 
     def sections(self, count: int) -> bytes:
-        """The next chunks; an epoch begins with all of the segment that is not in the store."""
+        """Publish the next chunks; an epoch begins with the part of the segment that is not in the store."""
         made = b""
         if self.segment not in self.begun:
             made += segment_section(INCARNATION, self.segment, b"h" * SEGMENT_HEADER_BYTES, b"")
@@ -128,7 +128,7 @@ class History(RuleBasedStateMachine):
         return made
 
     def put(self, counts: list[int]) -> None:
-        """An object for each, in the order of their numbers."""
+        """Create an object for each, in the order of their numbers."""
         asyncio.run(self._put([self.sections(count) for count in counts or [0]]))
 
     async def _put(self, bodies: list[bytes]) -> None:
@@ -144,7 +144,7 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: self.next)
     @rule(counts=st.lists(st.integers(1, 5), min_size=2, max_size=3), is_empty=st.booleans())
     def killed_with_a_gap(self, counts: list[int], is_empty: bool) -> None:
-        """An object lies behind one that was never created: nothing in it was confirmed.  The next start follows."""
+        """Create an object behind a missing one: its messages were never confirmed.  The next start follows."""
         before = self.upto
         bodies = [self.sections(count) for count in counts]
         self.next += 1
@@ -153,18 +153,18 @@ class History(RuleBasedStateMachine):
             self.upto = before
         self.start(is_empty)
 
-    # ---- what goes ----
+    # ---- deleting ----
 
     @precondition(lambda self: self.upto > self.segment and self.segment in self.begun)
     @rule()
     def close_segment(self) -> None:
-        """It goes up, and the next one begins."""
+        """Upload the segment, and begin the next one."""
         self.segment = self.stored = self.upto
         self.put([1])
 
     @rule()
     def prune(self) -> None:
-        """The archiver deletes from the front, but the newest object."""
+        """Delete objects from the front, except the newest, as the archiver does."""
         needed = min(self.begun.get(self.segment, self.next), self.next - 1)
         gone = [write_ahead_key("vibemq", self.epoch, number) for number in range(self.first, needed)]
         if gone:
@@ -182,7 +182,7 @@ class History(RuleBasedStateMachine):
         metadata.close()
 
     async def _change(self, number: int, count: int) -> None:
-        """Updates of nothing that differ by their size, so that not all are taken for fences."""
+        """Create empty changes of different sizes, so that not all of them count as fences."""
         bucket = Bucket(Remote(url=self.url))
         for one in range(number + 1, number + count + 1):
             body = change_body([], broker="vibemq", epoch=self.epoch, more="x" * 600 * (one % 2))
@@ -196,7 +196,7 @@ class History(RuleBasedStateMachine):
 
         asyncio.run(prune())
 
-    # ---- what always holds ----
+    # ---- invariants ----
 
     @invariant()
     def nothing_is_wrong(self) -> None:
@@ -212,7 +212,7 @@ async def bring_back_none(*_: Any) -> list[str]:
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
     async def prove(_: Bucket) -> None:
-        """Another test does."""
+        """The proof of the store has tests of its own."""
 
     monkeypatch.setattr(opening, "prove_create_only", prove)
     monkeypatch.setattr(opening, "restore_logs", bring_back_none)

@@ -256,7 +256,7 @@ def check(kind: Kind, cost: str, before: Facts, now: Facts, path: Path, segments
 
 @pytest.mark.parametrize("kind", damage_table.FILES, ids=lambda kind: kind.name.replace("`", ""))
 @pytest.mark.parametrize("boot", ["the same", "another"])
-def test_damage_costs_what_the_document_says(worlds, caplog, kind, boot):
+def test_the_cost_of_damage_is_that_of_the_document(worlds, caplog, kind, boot):
     caplog.set_level(logging.WARNING)
     chance = random.Random(f"{SEED} {kind.name} {boot}")
     world = worlds[kind.killed]
@@ -297,7 +297,7 @@ def test_every_flipped_bit_and_every_cut_of_an_object_is_found(kind):
             opened(key, kind, whole[:at])
 
 
-def test_the_document_has_a_row_for_each_kind_and_says_what_the_tests_check():
+def test_the_document_has_a_row_for_each_kind_and_the_costs_of_the_tests():
     text = damage_table.DOCUMENT.read_text()
     assert text == damage_table.document(text), "run `python tests/server/damage_table.py`"
     named = {name for name, *_ in damage_table.OBJECTS}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a flipped bit in a stream's log costs after the machine was started again, with a real broker."""
+"""The cost of a flipped bit in a stream's log after a restart of the machine, with a real broker."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write(data: Path, durability: str = "os", *, kill: bool = False) -> Path:
 
 
 def read(connection: StreamsConnection) -> set[int]:
-    """Return the offsets that are there; each has the message that was published at it."""
+    """Return the readable offsets; assert that each has the message that was published at it."""
     found: set[int] = set()
     end = connection.next_offset("events")
     for chunk in connection.read_chunks("events", 0, end, timeout_s=10):
@@ -92,7 +92,7 @@ def test_one_bit_in_an_old_segment_costs_its_chunk_after_another_boot(tmp_path, 
     assert not lost or str(path) in said or path.name in said
 
 
-def test_what_an_orderly_stop_left_is_known_to_be_durable(tmp_path):
+def test_a_log_is_known_to_be_durable_after_an_orderly_stop(tmp_path):
     directory = write(tmp_path)
     write_in_another_boot(directory)
     header_cost = 1024 * (COUNT // BATCH)  # a look at each chunk's header, and none at its messages
@@ -111,7 +111,7 @@ def test_a_lost_index_of_the_active_segment_is_made_again(tmp_path):
             publisher.flush()
         assert newest.exists()
         assert read(connection) == set(range(COUNT + 1))
-        # Also while the broker runs: a worker opens the files anew once the stream was left alone.
+        # Also while the broker runs: a worker reopens the files after the stream was idle.
         newest.unlink()
     with broker(tmp_path, *SMALL) as served, StreamsConnection.connect(served.host, served.port) as connection:
         with connection.publisher("events", "ref") as publisher:
@@ -120,7 +120,7 @@ def test_a_lost_index_of_the_active_segment_is_made_again(tmp_path):
         assert read(connection) == set(range(COUNT + 2))
 
 
-def test_a_damaged_control_page_is_named_and_made_anew_in_the_same_boot(tmp_path, capfd):
+def test_a_damaged_control_page_is_named_and_rebuilt_in_the_same_boot(tmp_path, capfd):
     directory = write(tmp_path)
     flip(directory / "control", 4, 3)  # its version
     capfd.readouterr()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker whose meta.db lost something does not start, and says which file and what to do."""
+"""A broker with a damaged meta.db does not start, and names the file and the remedy."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ def command(data, *words: str, says: str = "") -> subprocess.CompletedProcess[st
 
 
 def refused(data) -> str:
-    """What a start says that is refused."""
+    """Return the message of a refused start."""
     done = subprocess.run(
         [*SERVE, "--data-dir", str(data)], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
     )
@@ -82,7 +82,7 @@ def test_one_bit_of_the_log_refuses_the_start_and_the_commands_and_the_loss_can_
         assert not client.permissions("eve") and client.queue_info("orders")
 
 
-def test_a_user_table_that_is_lost_opens_the_native_port_to_nobody(tmp_path):
+def test_a_lost_user_table_opens_the_native_port_to_no_client(tmp_path):
     data = tmp_path / "data"
     killed(data)
     for name in ("meta.db", "meta.db-wal", "meta.db-shm"):

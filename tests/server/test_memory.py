@@ -105,7 +105,7 @@ def test_a_page_that_processes_share_is_counted_once(tree: Tree) -> None:
     tree.process(8, resident=100, exact_kib=200)
     assert usage.bytes_of([7, 8, 9]) == 400 * 1024, "9 has ended"
     tree.process(8, resident=150, exact_kib=None)
-    assert usage.bytes_of([7, 8, 9]) == 400 * 1024 + 50 * PAGE_BYTES, "what came since the exact reading"
+    assert usage.bytes_of([7, 8, 9]) == 400 * 1024 + 50 * PAGE_BYTES, "memory added since the exact reading"
     tree.process(8, resident=150, exact_kib=300)
     assert usage.bytes_of([7, 8]) == 500 * 1024, "other processes: read exactly at once"
 

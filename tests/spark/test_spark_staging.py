@@ -344,7 +344,7 @@ def written(broker, batch, numbers):
     staging.decide(options, batch, [(transaction, 1)], last=True)
 
 
-def test_a_query_that_goes_on_with_another_target_is_refused_and_both_are_named(own_broker, there):
+def test_a_query_that_continues_with_another_target_is_refused_and_both_are_named(own_broker, there):
     other = f"{there}-other"
     own_broker.publish(other, [])
     batch = query_of(0, there)
@@ -359,7 +359,7 @@ def test_a_query_that_goes_on_with_another_target_is_refused_and_both_are_named(
     assert rows_of(own_broker, there) == list(range(20))
 
 
-def test_targets_may_be_added_to_a_query_and_go_where_they_were_deleted(own_broker, there):
+def test_targets_may_be_added_to_a_query_and_deleted_ones_may_be_left_out(own_broker, there):
     other = f"{there}-other"
     own_broker.publish(other, [])
     written(own_broker, query_of(0, there), range(10))

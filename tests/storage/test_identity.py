@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DATA/identity: a damaged one is known for it, and never taken for another data directory's."""
+"""DATA/identity: damage is recognized, and never counts as another data directory's identity."""
 
 import os
 
@@ -10,7 +10,7 @@ from vibemq.server import datadir
 from vibemq.storage import identity
 
 
-def test_each_flipped_bit_is_told(tmp_path):
+def test_each_flipped_bit_is_found(tmp_path):
     assert identity.make(str(tmp_path)) and not identity.make(str(tmp_path))
     path = tmp_path / identity.FILE
     whole = path.read_bytes()
@@ -24,14 +24,14 @@ def test_each_flipped_bit_is_told(tmp_path):
         assert not identity.is_whole(str(tmp_path)), size
 
 
-def test_one_of_an_older_broker_is_read_as_it_is(tmp_path):
+def test_the_identity_of_an_older_broker_is_read(tmp_path):
     path = tmp_path / identity.FILE
     path.write_text(f"{'0123456789abcdef' * 2}\n")
     datadir.identify(str(tmp_path), has_bucket=True)
     assert identity.read(str(tmp_path)) == "0123456789abcdef" * 2
 
 
-def test_a_damaged_one_is_refused_where_a_bucket_knows_it_and_else_made_anew(tmp_path, caplog):
+def test_a_damaged_identity_is_refused_with_a_bucket_and_else_created_again(tmp_path, caplog):
     datadir.identify(str(tmp_path), has_bucket=True)
     path = tmp_path / identity.FILE
     damaged = path.read_text().replace("-", "=")

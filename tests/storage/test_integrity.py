@@ -18,7 +18,7 @@ FRAME_BYTES = 24 + 4096
 
 
 def change(metadata: Metadata) -> None:
-    """Some answered changes of each kind."""
+    """Make some answered changes of each kind."""
     for number in range(8):
         metadata.add_user(f"user{number}", f"$scrypt$hash-of-{number}", is_superuser=number == 0)
         metadata.grant(f"user{number}", f"orders.{number}.*", [0, 1])
@@ -38,7 +38,7 @@ def content(metadata: Metadata) -> tuple:
 
 @pytest.fixture
 def killed(tmp_path):
-    """A directory as processes leave it that are killed in the boot in which they wrote, and its content."""
+    """Return a directory as processes leave it that are killed in the boot in which they wrote, and its content."""
     live = tmp_path / "live"
     live.mkdir()
     metadata = Metadata(str(live / "meta.db"))
@@ -65,7 +65,7 @@ def stopped(tmp_path):
 
 
 def started(folder, boot: str) -> Metadata:
-    """As the supervisor and the commands do it.  Raises StorageError."""
+    """Check and open as the supervisor and the commands do.  Raises StorageError."""
     metadata = Metadata(str(folder / "meta.db"))
     try:
         metadata.require_whole(boot)
@@ -85,14 +85,14 @@ def flip(path, at: int, bit: int) -> None:
 
 
 @pytest.mark.parametrize("boot", [BOOT, OTHER_BOOT])
-def test_what_was_killed_starts_with_every_change(killed, boot):
+def test_a_killed_broker_starts_with_every_change(killed, boot):
     folder, was = killed
     metadata = started(folder, boot)
     assert content(metadata) == was
     metadata.close()
 
 
-def test_an_orderly_stop_leaves_one_file_that_is_as_it_was_left(stopped):
+def test_an_orderly_stop_leaves_one_file_and_its_digest_matches(stopped):
     folder, was = stopped
     assert sorted(path.name for path in folder.iterdir()) == ["meta.check", "meta.db"]
     metadata = started(folder, BOOT)
@@ -139,7 +139,7 @@ def test_a_log_that_is_missing_or_cut_in_this_boot_is_named(killed):
 
 
 @pytest.mark.parametrize("boot", [BOOT, OTHER_BOOT])
-def test_accepting_the_loss_of_the_log_still_lets_nobody_in_whose_right_was_revoked(killed, boot):
+def test_accepting_the_loss_of_the_log_restores_no_revoked_right(killed, boot):
     folder, _ = killed
     for name in ("meta.db-wal", "meta.db-shm"):
         os.unlink(folder / name)
@@ -152,7 +152,7 @@ def test_accepting_the_loss_of_the_log_still_lets_nobody_in_whose_right_was_revo
     metadata.close()
 
 
-def test_what_a_power_cut_leaves_of_changes_that_nobody_synced_is_no_damage(killed):
+def test_the_remains_of_unsynced_changes_after_a_power_cut_are_no_damage(killed):
     folder, was = killed
     live = Metadata(str(folder / "meta.db"))
     live.create_stream("/", "unsynced", {}, "os", 100)
@@ -164,7 +164,7 @@ def test_what_a_power_cut_leaves_of_changes_that_nobody_synced_is_no_damage(kill
     with open(copy / "meta.db-wal", "r+b") as file:  # written back in another order
         file.seek(32 + (frames - 1) * FRAME_BYTES)
         file.write(bytes(FRAME_BYTES))
-    with pytest.raises(StorageError, match="frames were committed"):  # which in the same boot would be damage
+    with pytest.raises(StorageError, match="frames were committed"):  # in the same boot this would be damage
         started(copy, BOOT)
     metadata = started(copy, OTHER_BOOT)
     assert rights(metadata) == was[0]
@@ -178,7 +178,7 @@ def test_frames_of_a_commit_that_was_killed_or_rolled_back_are_no_damage(killed)
     shm = (folder / "meta.db-shm").read_bytes()
     committed = struct.unpack_from("=I", shm, 16)[0]
     assert 32 + committed * FRAME_BYTES == len(log)
-    path.write_bytes(log + log[32 + FRAME_BYTES : 32 + 4 * FRAME_BYTES])  # of these salts, and they follow from nothing
+    path.write_bytes(log + log[32 + FRAME_BYTES : 32 + 4 * FRAME_BYTES])  # with these salts, and wrong checksums
     metadata = started(folder, BOOT)
     assert content(metadata) == was
     metadata.close()
@@ -234,7 +234,7 @@ def test_a_directory_that_had_users_never_starts_as_if_it_had_none(stopped):
         started(folder, BOOT)
 
 
-def test_the_last_user_may_go_in_order(stopped):
+def test_the_last_user_may_be_deleted_in_order(stopped):
     folder, _ = stopped
     metadata = started(folder, BOOT)
     for user in metadata.users():
@@ -256,7 +256,7 @@ def test_an_older_database_put_in_the_place_of_a_newer_is_refused(stopped):
         started(folder, BOOT)
 
 
-def test_a_database_of_a_version_without_a_check_is_believed_once(stopped):
+def test_a_database_of_a_version_without_a_check_is_accepted_once(stopped):
     folder, was = stopped
     os.unlink(folder / "meta.check")
     metadata = started(folder, BOOT)
@@ -265,7 +265,7 @@ def test_a_database_of_a_version_without_a_check_is_believed_once(stopped):
     assert integrity.read(str(folder / "meta.db")).changes == 25
 
 
-def test_a_commit_before_which_its_check_was_not_written_is_believed(stopped, monkeypatch):
+def test_a_commit_without_its_check_before_it_is_accepted(stopped, monkeypatch):
     folder, _ = stopped
     metadata = started(folder, BOOT)
     with monkeypatch.context() as patch:

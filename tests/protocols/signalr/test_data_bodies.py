@@ -110,7 +110,7 @@ ONLY_MESSAGEPACK = {
 
 
 @pytest.mark.parametrize(("raw", "in_json"), ONLY_MESSAGEPACK.values(), ids=ONLY_MESSAGEPACK)
-def test_what_json_has_not_is_the_same_bytes_in_messagepack_and_has_a_form_in_json(raw: bytes, in_json: Any) -> None:
+def test_values_beyond_json_are_the_same_bytes_in_messagepack_and_converted_in_json(raw: bytes, in_json: Any) -> None:
     message = encode_message(raw, Encoding.MESSAGEPACK)
     assert b"\xa4body" + raw + b"\xa6offset" in encode_delivery(message, Encoding.MESSAGEPACK)
     if in_json is None:
@@ -121,7 +121,7 @@ def test_what_json_has_not_is_the_same_bytes_in_messagepack_and_has_a_form_in_js
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, "text", 7, None, [1.5]])
-def test_a_client_may_say_that_a_value_stays_messagepack(value: Any) -> None:
+def test_a_client_may_declare_a_value_as_messagepack(value: Any) -> None:
     raw = msgspec.msgpack.encode(value)
     options = {"contentType": "application/msgpack"}
     message = stored(value, Encoding.MESSAGEPACK, options)
@@ -133,7 +133,7 @@ def test_a_client_may_say_that_a_value_stays_messagepack(value: Any) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x81", b"\xc1", b"\x01\x02", b"\xa1\xff", b"\x91" * 61 + b"\xc0"])
-def test_bytes_that_only_claim_to_be_messagepack_are_bytes(raw: bytes) -> None:
+def test_invalid_messagepack_is_delivered_as_bytes(raw: bytes) -> None:
     message = stored(raw, Encoding.MESSAGEPACK, {"contentType": "application/msgpack"})
     got = to_json(message)
     assert (got["body"], got["encoding"]) == (msgspec.json.decode(msgspec.json.encode(raw)), "base64")
@@ -151,7 +151,7 @@ def test_numbers_that_json_carries_are_stored_as_json() -> None:
 
 
 @pytest.mark.parametrize("text", [b"18446744073709551616", b"1e400", b'["\\ud83d"]', b"[" * 61 + b"]" * 61])
-def test_json_that_messagepack_has_no_form_for_says_that_it_is_json(text: bytes) -> None:
+def test_json_beyond_messagepack_is_a_text_with_the_content_type_of_json(text: bytes) -> None:
     got = to_messagepack(
         bytes.fromhex("005373c0190740404040404" + "0a310" + b"application/json".hex() + "005375a0")
         + bytes([len(text)])

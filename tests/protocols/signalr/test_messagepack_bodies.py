@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only MessagePack has comes out byte for byte, by whichever method it went in and whichever it comes out by."""
+"""Values that only MessagePack carries are delivered byte for byte, by each method of publishing and receiving."""
 
 from __future__ import annotations
 
