@@ -59,9 +59,9 @@ struct ledger_control {
     _Alignas(128) _Atomic uint64_t base;     /* every offset below is settled */
     _Atomic uint64_t next;                   /* from here on there are no entries: never handed out */
     _Atomic uint64_t departed;               /* next less the messages below it that are ready: what does not wait */
-    _Atomic uint64_t purge;                  /* everything waiting below is to be settled: ledger_purge_pack */
+    _Atomic uint64_t purge;                  /* all waiting messages below it are to be settled: ledger_purge_pack */
     _Atomic uint64_t synced;                 /* blocks that begin below it are durable, name and all (ledger_sync) */
-    /* Stored behind the words of these names.  Of three, two tell which one is damaged, also after a kill in between. */
+    /* Copies, stored after the words of these names.  Two equal ones of three show the damaged one, also after a kill. */
     _Atomic uint64_t base_copies[2], next_copies[2], synced_copies[2];
     _Alignas(128) _Atomic uint64_t workers;  /* mask of those that have consumers of this queue */
     _Atomic uint64_t room_wanted;            /* mask of those whose publishers wait for room */
@@ -71,10 +71,10 @@ struct ledger_control {
                                                 0: not known */
     /* Any worker's: messages that a full queue did not take, and whose publishers were told. */
     _Alignas(128) _Atomic uint64_t refused;
-    /* Home, of a queue without a limit of failed deliveries: how many messages failed again and again, and which of
-     * them failed most often, and how often. */
+    /* Home, in a queue without a limit of failed deliveries: the number of messages that fail repeatedly, the offset of the
+     * one that failed most often, and its failed deliveries. */
     _Atomic uint64_t failing, failing_offset, failing_deliveries;
-    _Atomic uint64_t away;                   /* home: members of a fan-out that vanished and whose copies are kept */
+    _Atomic uint64_t away;                   /* home: members of a fan-out that vanished and still have copies */
 };
 #define LEDGER_HEAD_CHECK_AT 124u
 _Static_assert(offsetof(struct ledger_control, head_check) == LEDGER_HEAD_CHECK_AT, "newer versions keep it there");
@@ -95,7 +95,7 @@ static inline void ledger_store_next(struct ledger_control *c, uint64_t next)
     word_store(&c->next_copies[1], next);
 }
 
-/* Any worker: settle everything that waits below `offset`. */
+/* Any worker: settle all waiting messages below `offset`. */
 static inline void ledger_order_purge(struct ledger_control *c, uint64_t offset)
 {
     word_raise(&c->purge, ledger_purge_pack(offset));
@@ -148,27 +148,27 @@ err ledger_open(const char *directory, struct ledger **out, struct fault *f);
 void ledger_close(struct ledger *l);
 static inline struct ledger_control *ledger_control(struct ledger *l) { return l->control; }
 
-/* What of a ledger did not fit its copies and checks.  Its messages are delivered again. */
+/* Damage of a ledger, by its copies and checks.  The messages are delivered again. */
 struct ledger_damage {
-    bool anew;        /* the page was made anew: everything retained is delivered again */
-    bool page;        /* words of the page were wrong, and copies of them right */
-    uint64_t entries; /* so many are ready although nothing is known of them */
+    bool anew;        /* the page was created again: all retained messages are delivered again */
+    bool page;        /* words of the page were wrong, and were corrected from their copies */
+    uint64_t entries; /* entries that became ready because they were damaged */
     uint64_t offset;  /* of the first of these */
 };
 
-/* At a start, before any worker runs: nobody is home or consumes, and words that do not fit their copies or checks are
- * mended.  A control page that is damaged or missing is made anew with base = first.
+/* At a start, before any worker runs: remove the home and the consumers, and correct words by their copies and checks.  A
+ * damaged or missing control page is created again with base = first.
  *
- * After another boot: nothing is known of offsets outside [first, next) of the recovered log.  Entries in flight are
- * ready.  Blocks of offsets that were cut or dropped are removed.  What it changes it makes durable.
- * `is_same_boot`: every word is of the same instant.  A block that is missing below next was settled, entries keep who
- * has them, for the next home asks, and nothing is made durable; `first` and `next` are not looked at.
+ * After another boot: offsets outside [first, next) of the recovered log are unknown.  Entries in flight become ready.
+ * Blocks of offsets that were cut or dropped are removed.  Its changes are made durable.
+ * `is_same_boot`: every word is of the same instant.  A block that is missing below next was settled.  Entries keep their
+ * workers, which the next home asks.  It syncs nothing, and ignores `first` and `next`.
  *
  * After an error it can be run again.  ERR_VERSION: nothing was written. */
 err ledger_recover(const char *directory, uint64_t first, uint64_t next, bool is_same_boot, struct ledger_damage *damage,
                    struct fault *f);
 
-/* Home, when it takes over: entries that do not fit their checks, or say nothing, are ready with nothing known of them. */
+/* Home, when it takes over: make entries with a wrong check, or without a state, ready with all counts at zero. */
 struct ledger_damage ledger_verify(struct ledger *l);
 
 /* Home: see to it that there are entries for [next, end), zeroed, in allocated memory.  At most

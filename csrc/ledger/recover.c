@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * recover: what is left of a ledger at a start, made to fit its own checks and what is left of the log.
+ * recover: make a ledger consistent with its own checks and with the recovered log, at a start.
  *
- * In the boot that wrote it nothing but damage is mended: words of the page by their copies, and entries that do not fit
- * their checks become ready.  After another boot, when each page of each file may be of any instant:
+ * In the boot that wrote it only damage is corrected: words of the page by their copies, and entries with a wrong check
+ * become ready.  After another boot, when each page of each file may be of any instant:
  *   1. The page says base and next; both are brought into [first, next) of the log.
  *   2. A block that is missing although it begins at or past `synced` may have been lost
  *      with its name: next goes back to where it begins.  Further down a missing block was settled.
@@ -50,8 +50,8 @@ static void synced_store(struct ledger_control *c, uint64_t synced)
     atomic_init(&c->synced_copies[1], synced);
 }
 
-/* What two of three words agree on, as they do also after a kill between the stores; else the lowest, by which most is
- * delivered again. */
+/* Return the value of two equal words of three, also after a kill between the stores; else the lowest, by which most
+ * messages are delivered again. */
 static uint64_t voted(struct recover *r, uint64_t a, const _Atomic uint64_t copies[2])
 {
     uint64_t b = plain(&copies[0]), c = plain(&copies[1]);
@@ -59,7 +59,7 @@ static uint64_t voted(struct recover *r, uint64_t a, const _Atomic uint64_t copi
     return a == b || a == c ? a : b == c ? b : least(a, least(b, c));
 }
 
-/* Bring an older page to ours, and the words of which there are copies to what was stored; false: it is no page. */
+/* Convert an older page, and correct the words that have copies; false: it is no page. */
 static bool page_read_words(struct recover *r)
 {
     struct ledger_control *c = &r->page.control;
@@ -74,7 +74,7 @@ static bool page_read_words(struct recover *r)
         return true;
     }
     bool is_ours = c->magic == LEDGER_MAGIC && c->version == LEDGER_VERSION && c->head_check == check;
-    if (!is_ours) { /* the rest may be whole: copies of it say so */
+    if (!is_ours) { /* other words may be undamaged, which their copies show */
         if (plain(&c->next) == 0 || plain(&c->next) != plain(&c->next_copies[0])) return false;
         c->magic = LEDGER_MAGIC;
         c->version = LEDGER_VERSION;
@@ -93,7 +93,7 @@ static bool page_read_words(struct recover *r)
     return true;
 }
 
-/* Read the page, also as it is; `*good` is false when there is none that can be trusted. */
+/* Read the page, and keep its bytes as read; `*good` is false when none is usable. */
 static err page_read(struct recover *r, bool *good, uint8_t *as_it_is)
 {
     struct file_path path = file_path_name(r->directory, ledger_name);
@@ -190,7 +190,7 @@ static void blocks_missing(struct recover *r, uint64_t synced)
 
 /* ---- 3: the entries ---- */
 
-/* What an entry below next is at a start: in the same boot as it was, if it is known. */
+/* Return the state of an entry below next at a start: in the same boot unchanged, if it is undamaged. */
 static struct ledger_entry entry_recovered(struct recover *r, uint64_t offset, const struct ledger_entry *old)
 {
     struct ledger_word w = ledger_unpack(plain(&old->word));
@@ -246,7 +246,7 @@ static err block_recover(struct recover *r, uint64_t number)
     e = file_size(fd, path.text, &size, r->f);
     bool changed = !e && size != LEDGER_BLOCK_BYTES;
     if (changed) e = file_truncate(fd, path.text, LEDGER_BLOCK_BYTES, r->f);
-    /* Of the same boot only what is looked at: of most queues that is a page. */
+    /* In the same boot read only the pages in use: one in most queues. */
     uint64_t first = number * LEDGER_BLOCK_ENTRIES, end = least(r->next, first + LEDGER_BLOCK_ENTRIES) - first;
     size_t bytes = r->is_same_boot ? (size_t)end * LEDGER_ENTRY_BYTES : LEDGER_BLOCK_BYTES;
     if (!e) e = file_read(fd, path.text, r->entries, bytes, 0, &got, r->f);
@@ -288,7 +288,7 @@ static err recover_other_boot(struct recover *r, uint64_t first, uint64_t log_ne
     return e ? e : file_sync_directory(r->directory, r->f);
 }
 
-/* The entry at base is not settled, so its block cannot have been removed: where it is missing, all that it held comes
+/* The entry at base is not settled, so its block was never removed in order: if it is missing, its messages are delivered
  * again. */
 static err block_of_base(struct recover *r)
 {
@@ -328,7 +328,7 @@ static err recover_run(struct recover *r, uint64_t first, uint64_t log_next)
     if (!e) r->damage->anew = !good || !page_clamp(r, first, log_next);
     if (!e && (!r->is_same_boot || r->damage->anew || r->base < r->next)) e = blocks_list(r);
     if (e) return e;
-    /* Of a page that is made anew nothing is known, as after a power cut. */
+    /* A page that is created again starts without knowledge, as after a power cut. */
     return r->is_same_boot && !r->damage->anew ? recover_same_boot(r, page) : recover_other_boot(r, first, log_next);
 }
 

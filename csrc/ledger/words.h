@@ -26,8 +26,8 @@ enum ledger_state { LEDGER_NONE = 0, LEDGER_READY = 1, LEDGER_IN_FLIGHT = 2, LED
  *   21..31  life            and the low bits of its seat's epoch (csrc/shm/doorbell.h)
  *   32..47  index           of the message within its entry (0 unless a sub-batch)
  *   48..57  strikes        how many of the attempts ended in a timeout or a refusal: these count towards the limit
- *   58..62  check          of the bits below and of the place: exactly one bit of it changes with each of theirs
- *   63      checked        0: the check says nothing, as in a word of version 1, or in one of zeros
+ *   58..62  check          of the bits below and of the place: each of their bits changes exactly one bit of it
+ *   63      checked        0: there is no check, as in a word of version 1, or in one of zeros
  */
 struct ledger_word {
     enum ledger_state state;
@@ -56,7 +56,7 @@ static inline struct ledger_word ledger_unpack(uint64_t word)
         .strikes = word >> 48 & LEDGER_ATTEMPTS_MAX};
 }
 
-/* Fold 64 bits into 5 by exclusive or: each of them goes into exactly one. */
+/* Fold 64 bits into 5 by exclusive or: each of them affects exactly one. */
 static inline uint64_t ledger_fold(uint64_t bits)
 {
     bits = (bits ^ bits >> 35) & ((UINT64_C(1) << 35) - 1);
@@ -64,14 +64,14 @@ static inline uint64_t ledger_fold(uint64_t bits)
     return (bits ^ bits >> 5 ^ bits >> 10 ^ bits >> 15) & 31;
 }
 
-/* A word with the check of what it says and of the place beside it. */
+/* Return a word with the check of its value and of the place beside it. */
 static inline uint64_t ledger_checked(uint64_t word, uint64_t place)
 {
     word &= LEDGER_CONTENT_MASK;
     return word | ledger_fold(word ^ place) << LEDGER_CHECK_SHIFT | LEDGER_CHECKED;
 }
 
-/* Does an entry fit its check?  One of which no check was made does. */
+/* True if an entry's check is right, or it has none. */
 static inline bool ledger_fits(uint64_t word, uint64_t place)
 {
     return !(word & LEDGER_CHECKED) || word == ledger_checked(word, place);
@@ -87,7 +87,7 @@ static inline bool ledger_is_held_by(uint64_t word, uint32_t worker, uint32_t li
     return w.state == LEDGER_IN_FLIGHT && w.worker == worker && w.life == life;
 }
 
-/* Does an entry below next say what became of its message? */
+/* True if an entry below next has a state and a right check. */
 static inline bool ledger_is_known(uint64_t word, uint64_t place)
 {
     enum ledger_state state = ledger_state_of(word);
@@ -100,13 +100,13 @@ struct ledger_entry {
 };
 _Static_assert(sizeof(struct ledger_entry) == LEDGER_ENTRY_BYTES, "an entry is two words");
 
-/* Home: what an entry says from now on, which nobody else may change now. */
+/* Home: store an entry's word when no other process may change it. */
 static inline void ledger_put(struct ledger_entry *entry, struct ledger_word w)
 {
     word_store(&entry->word, ledger_checked(ledger_pack(w), entry->place));
 }
 
-/* Change an entry that still is as `word` says. */
+/* Change an entry if its word is still `word`. */
 static inline bool ledger_swap(struct ledger_entry *entry, uint64_t word, struct ledger_word w)
 {
     return word_swap(&entry->word, word, ledger_checked(ledger_pack(w), entry->place));
@@ -131,8 +131,8 @@ static inline bool ledger_swap_state(struct ledger_entry *entry, uint64_t word, 
 
 /* ---- the order to purge ---- */
 
-/* The page's word `purge`: an offset << 8 with a check of it, so that of two the higher offset is the higher word.
- * 0: none. */
+/* The page's word `purge`: an offset << 8 with a check of it, so that the higher of two offsets is the higher
+ * word.  0: none. */
 #define LEDGER_PURGE_SHIFT 8
 
 static inline uint64_t ledger_purge_pack(uint64_t offset)
@@ -140,7 +140,7 @@ static inline uint64_t ledger_purge_pack(uint64_t offset)
     return offset ? offset << LEDGER_PURGE_SHIFT | UINT64_C(0x20) | ledger_fold(offset) : 0;
 }
 
-/* The offset below which everything waiting is to be settled; 0: nothing, or the word is damaged. */
+/* The offset below which all waiting messages are to be settled; 0: no order, or the word is damaged. */
 static inline uint64_t ledger_purge_unpack(uint64_t word)
 {
     uint64_t offset = word >> LEDGER_PURGE_SHIFT;

@@ -13,12 +13,11 @@
  * 4. Build the deduplication table, and last of all the control block.  Until that
  *    is of this boot everything above can be done again.
  *
- * A walk of a segment has two parts.  Up to `verify_from` the bytes are known to be durable: damage there is stepped over
- * and costs nothing behind it.  From there on nothing was promised to survive, and the durability decides.  With `disk` and
- * `remote` nothing there was confirmed: the first chunk that is not right in every way ends the segment, so that a
- * publishing id in a later chunk never stands for an earlier one that is lost.  With `os` every chunk was confirmed when it
- * was written: a wrong one is stepped over where the next fits exactly behind it (step_over), and a whole later segment
- * stays.
+ * The walk over a segment has two parts.  Up to `verify_from` the bytes are known to be durable: damage there is skipped
+ * and costs only its own messages.  Behind it no byte was promised to survive, and the durability decides.  With `disk`
+ * and `remote` no message there was confirmed: the first damaged chunk ends the segment, so that a publishing id in a
+ * later chunk never stands for an earlier one that is lost.  With `os` every chunk was confirmed when it was written: a
+ * damaged one is skipped if the next valid one fits exactly behind it (step_over), and a whole later segment stays.
  */
 #include "recovery.h"
 
@@ -111,7 +110,7 @@ static err chunk_right(const struct walk *w, const struct chunk *c, bool id_know
     return e;
 }
 
-/* The chunk at the walk's place, by its own header or else by its index record.  False: neither fits there. */
+/* Return the chunk at the walk's position, by its own header or else by its index record.  False: neither fits there. */
 static bool damaged_chunk(const struct walk *w, struct index_record *out)
 {
     struct chunk c;
@@ -145,9 +144,9 @@ void recovery_gap(struct recovery *rc, uint64_t from, uint64_t to)
     if (from < to) report_skip(rc, &before, &after);
 }
 
-/* Step over damaged chunks to the next right one, which begins where the last of them ends, with the offset behind its
- * messages; or to the next segment's beginning.  A chunk that lies anywhere else may be of an append that was killed
- * before it was committed.  `*stepped` false: nothing fits, and the walk is where it was. */
+/* Skip damaged chunks up to the next valid one, which begins where the last of them ends, with the offset behind its
+ * messages; or up to the next segment's beginning.  A chunk at any other position may belong to an append that was killed
+ * before its commit.  `*stepped` false: no chunk fits, and the walk's position is unchanged. */
 static err step_over(struct recovery *rc, struct walk *w, bool *stepped, struct fault *f)
 {
     const struct walk before = *w;
@@ -332,8 +331,8 @@ static err put_segment_away(struct recovery *rc, uint32_t i, struct fault *f)
     uint64_t segment = rc->list.first[i];
     if (rc->list.bytes[i] > SEGMENT_HEADER_BYTES) {
         struct file_path of_index;
-        /* The index first: where the segment's header is damaged it has the seed of all checks, and without the
-         * segment nobody looks for it again. */
+        /* The index first: if the segment's header is damaged the index has the seed of all checks, and without the segment
+         * it would never be read again. */
         err e = quarantine_file(rc->directory, segment, INDEX_SUFFIX, rc->epoch, &of_index, f);
         if (!e || e == ERR_NOT_FOUND) e = recovery_put_away(rc, segment, SEGMENT_SUFFIX, rc->list.bytes[i], f);
         if (e) return e;
@@ -397,7 +396,7 @@ static void take_over(struct recovery *rc, const struct walk *w)
     rc->report->bytes_checked += w->bytes_checked;
 }
 
-/* `*i` moves on to the next segment. */
+/* Moves `*i` to the next segment. */
 static err walk_one(struct recovery *rc, uint32_t *at, uint64_t verify_from, bool *more, struct fault *f)
 {
     uint32_t i = *at;
@@ -407,7 +406,7 @@ static err walk_one(struct recovery *rc, uint32_t *at, uint64_t verify_from, boo
      * roll that was never committed. */
     if (i + 1 < rc->list.count && rc->list.bytes[i + 1] > SEGMENT_HEADER_BYTES) w.id_limit = rc->list.first[i + 1];
     err e = recovery_walk(rc, &w, f);
-    if (e == ERR_CORRUPT && rc->keeps_behind && w.id_limit) { /* both headers are gone: it alone is lost */
+    if (e == ERR_CORRUPT && rc->keeps_behind && w.id_limit) { /* both headers are damaged: only this segment is lost */
         e = put_segment_away(rc, i, f);
         if (!e) list_take_out(&rc->list, i);
         return e;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """No consumer, by any protocol, is given a message before its publisher could be confirmed: durability `disk`.
 
-The disk is the test's: its syncs wait, fail, or succeed.
+The tests control the disk: its syncs wait, fail, or succeed.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def stack() -> Iterator[ExitStack]:
 
 @contextlib.contextmanager
 def killed(folder: Path, disk: HeldDisk, *flags: str) -> Iterator[Running]:
-    """A broker all of whose processes are killed in the end."""
+    """Run a broker, and kill all of its processes in the end."""
     with pytest.raises(Killed), broker(folder, *DISK, *flags, through=disk.through) as running:
         yield running
         pids = [running.process.pid, *running._children("")]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         running.process.wait()
-        wait_until(lambda: not any(map(is_alive, pids)), "all processes are gone")
+        wait_until(lambda: not any(map(is_alive, pids)), "all processes have ended")
         raise Killed
 
 
@@ -69,7 +69,7 @@ def bodies(chunk: Any) -> bytes:
 
 
 def expect_nothing(*peers: Peer) -> None:
-    """Whatever a worker had for them would have come before these answers."""
+    """Wait for answers that follow any delivery a worker had for these peers."""
     for peer in peers:
         for _ in range(ROUND_TRIPS):
             peer.ask(Key.METADATA, streams=[])
@@ -82,7 +82,7 @@ def read_all(running: Running, stream: str, start: int = 0) -> list[bytes]:
 
 
 def test_a_stream_ends_for_every_reader_at_the_newest_sync(tmp_path: Path, disk: HeldDisk, stack: ExitStack):
-    """`first`, `last`, `next`, by offset and by time, on every worker; stats, HTTP, the page and the files."""
+    """Test `first`, `last`, `next`, offsets and times on every worker; stats, HTTP, the page and the files."""
     with broker(tmp_path / "data", *DISK, through=disk.through) as running:
         publisher = stack.enter_context(connected(running))
         publisher.create("s")
@@ -210,7 +210,7 @@ def test_a_queue_hands_out_only_confirmed_messages(tmp_path: Path, disk: HeldDis
                     hub.ask("QueueInfo", "q")
                 publisher.ping()
             assert id not in publisher.answers
-            assert publisher.counts("q") == (1, 0), "it waits, and nobody has it"
+            assert publisher.counts("q") == (1, 0), "it waits, and no consumer has it"
             disk.release()
             publisher.answer(id)
             if protocol.startswith("native"):

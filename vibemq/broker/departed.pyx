@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: nonecheck=True
-"""Members of a fan-out that vanished, and what each of them is still owed.
+"""Members of a fan-out that vanished, and the copies that the queue keeps for them.
 
-A member vanishes when its connection, its worker or the broker ends without its own goodbye.  What it had not acknowledged
-is kept as ranges of offsets: its own copies, whether or not others have acknowledged theirs.  The next member that
-subscribes takes them over, by its name first.  A name with a time to live also collects what comes meanwhile.  When the
-time is over, `lapse` dead-letters or drops the copies.
+A member vanishes when its connection, its worker or the broker ends without its own goodbye.  Its
+unacknowledged copies are kept as ranges of offsets, also of messages that other members have acknowledged.  The next
+member that subscribes takes them over, by its name first.  A name with a time to live also collects later messages.  At
+the end of the time, `lapse` dead-letters or drops the copies.
 
-Each member has a record in a mapped file (storage/members.pyx), so a new home finds the members whom nobody tells it of.
-It knows of those how far they had come.  Where a member was alone, the ledger shows what it has acknowledged, and only
-the rest comes again; of what others got too, acknowledged copies above its lowest open one come again.
+Each member has a record in a mapped file (storage/members.pyx), so a new home finds members that no worker
+reports, with their positions.  In a range in which a member was alone, the ledger shows its acknowledgements, and only
+the other messages are redelivered.  Elsewhere acknowledged copies above its lowest open one are redelivered too.
 """
 
 import heapq
@@ -36,19 +36,19 @@ lapsing = OnceAMinute(logger)
 damaged = OnceAMinute(logger, logging.ERROR)
 
 cdef enum:
-    EARLY_MS = 5000          # by which a client may be back before its worker's death is known
+    EARLY_MS = 5000          # a client may return so early before its worker's end is known
     LATER_COMERS_MS = 2000   # so long a member that comes after that goes before one that was back early
-    # Unnamed members that vanished from one queue and are kept: some kilobytes each. The longest gone gives way.
+    # Absent unnamed members of one queue: some kilobytes each. Beyond it the first to vanish loses its copies.
     AWAY_MAX = 1024
-    # Ranges and counted attempts that are kept of one of them: 100 KB. Of more ranges neighbours are joined.
+    # Ranges and counted attempts of one of them: 100 KB. Beyond it neighbouring ranges are joined.
     RANGES_KEPT_MAX = 1024
-    # Entries that are looked at for one member that vanished, some milliseconds: what lies behind comes again.
+    # Entries that are inspected for one vanished member, some milliseconds: later ones are redelivered.
     LOOKED_AT_MAX = 1_048_576
 
 
 cdef class Departed:
     def __init__(self, Queue queue, uint64_t base, uint64_t next):
-        """`next`: the home's. Members that are in the table and no home has been told of are looked at in `taken_over`."""
+        """`next`: the home's. Members in the table that no worker has reported are processed in `taken_over`."""
         self.queue, self.away, self.lapsed, self.unjoined, self.due_ms = queue, [], [], {}, NEVER
         if queue.members is None:
             try:
@@ -65,7 +65,7 @@ cdef class Departed:
         self._tell()
 
     def _restore(self, record, uint64_t base):
-        """Go on keeping the copies of a member that vanished in the time of another home."""
+        """Keep the copies of a member that vanished under another home."""
         cdef Member gone = Member()
         cdef uint64_t end = self.queue.log_end()
         gone.gone = gone.vanished = True
@@ -94,17 +94,17 @@ cdef class Departed:
         core.word_store(&self.queue.control.away, <uint64_t> len(self.away))
         return 0
 
-    # ---- members that are there ----
+    # ---- connected members ----
 
     cdef int admitted(self, Member m) except -1:
-        """Store where a member begins, and what it has taken over."""
+        """Store a member's start, and the ranges that it has taken over."""
         if m.record:
             self.queue.members.keep(m.record, m.start, m.skip_below, m.debts, m.inherited)
             self.place(m)
         return 0
 
     cdef int came(self, Member m, bint is_first) except -1:
-        """A member that came, or took copies over, shares from now on what it is owed; `is_first`: nobody else is there."""
+        """Note that a member subscribed or took copies over, so copies are shared; `is_first`: it is the only member."""
         cdef Member gone
         self.first = m if is_first else None
         for gone in self.away:
@@ -115,7 +115,7 @@ cdef class Departed:
         return 0
 
     cdef int remains(self, dict members) except -1:
-        """Where one member is there, note from which offset on it is alone: from there on only its Ack settles an entry."""
+        """Note the offset from which the only member is alone: from there on only its Ack settles an entry."""
         cdef Member m
         if self.alone is not None and self.alone.gone:
             self.alone = None
@@ -123,7 +123,7 @@ cdef class Departed:
             return 0
         m = next(iter(members.values()))
         self.alone = m
-        # What the first one gets, nobody had acknowledged when it came.
+        # No member had acknowledged messages of the first member when it subscribed.
         return self._store_alone(m, 0 if m is self.first and (not m.debts or m.was_alone) else self.queue.log_end(), NOWHERE)
 
     cdef int _store_alone(self, Member m, uint64_t first, uint64_t end) except -1:
@@ -133,7 +133,7 @@ cdef class Departed:
         return 0
 
     cdef list _without_acknowledged(self, Backlog of, Member gone, list copies):
-        """Without the copies that `gone` has acknowledged, as far as the ledger shows that: where it was alone."""
+        """Remove the copies that `gone` has acknowledged by the ledger: those of ranges in which it was alone."""
         if gone.alone_from >= gone.alone_end or self.queue.mode != MODE_FAN_OUT_WITH_ACK:
             return copies
         settled, _ = self._states(of, without(copies, without(copies, [(gone.alone_from, gone.alone_end)])))
@@ -167,10 +167,10 @@ cdef class Departed:
         return joined(found[0]), joined(found[1])
 
     cdef tuple _without_passed_on(self, Backlog of, Member gone, list copies, list shared):
-        """Note which of the copies those who are there have got as well.
+        """Remove copies that connected members have got as well, and note them.
 
-        A name keeps its own copies nevertheless.  An unnamed member cannot be told from the others, so what these
-        acknowledge it is not owed any more.  Messages that were settled before were not passed on: they stay its own.
+        A name keeps its own copies nevertheless.  An unnamed member cannot be distinguished from the others, so their
+        acknowledgements count for it.  Messages that were settled before were not passed on: they stay its own.
         """
         came_back = [(each[1], each[1] + 1) for each in gone.again]
         owed = joined(copies, came_back, [(max(gone.cursor, gone.skip_below), self.queue.log_end())])
@@ -192,7 +192,7 @@ cdef class Departed:
         return 0
 
     cdef Member find(self, Member m):
-        """The vanished member whose copies a new one takes over, or None: of its own record, of its name, of no name."""
+        """Return the vanished member whose copies a new one takes over, or None: by record, by name, or unnamed."""
         cdef Member gone, unnamed = None
         for gone in self.away:
             if (m.record and gone.record == m.record) or (m.subscriber and gone.subscriber == m.subscriber):
@@ -202,13 +202,13 @@ cdef class Departed:
         return unnamed
 
     cdef int take(self, Member m, Member gone, uint64_t next) except -1:
-        """`gone` is over: what it was owed, `m` is owed from here on."""
+        """Move the copies of `gone` to `m`, and remove `gone`."""
         cdef uint64_t end = NOWHERE if gone.ttl_ms else 0
         if gone.copies:
             end = max(end, <uint64_t> gone.copies[len(gone.copies) - 1][1])
         if end > next and m.start > next:
-            m.start = m.cursor = next  # what has no entry yet it is given as any new message
-        own = [(max(m.start, m.skip_below), NOWHERE)]  # given by its cursor, settled or not
+            m.start = m.cursor = next  # messages without an entry are delivered to it as new ones
+        own = [(max(m.start, m.skip_below), NOWHERE)]  # delivered by its cursor, settled or not
         copies, shared = list(gone.copies), list(gone.owed)
         m.was_alone = gone.was_alone and not m.debts
         if gone.ttl_ms:
@@ -235,7 +235,7 @@ cdef class Departed:
             m.low = min(m.low, <uint64_t> m.inherited[0][0])
         self.admitted(m)
         if m.alone_end:
-            self._store_alone(m, 0, 0)  # of what it has taken over, others may have acknowledged some
+            self._store_alone(m, 0, 0)  # other members may have acknowledged messages that it has taken over
         if self.alone is m:
             self.alone = None
         if gone in self.away:
@@ -244,12 +244,12 @@ cdef class Departed:
             self.forget(gone)
         return self._tell()
 
-    # ---- those that vanished ----
+    # ---- vanished members ----
 
     cdef bint keep(self, Backlog of, Member gone, uint64_t low, uint64_t next, bint with_ack) except -1:
-        """Keep what `gone` is owed, of which nothing lies below `low`; False when that is nothing."""
+        """Keep the copies of `gone`, all at or above `low`; False when there are none."""
         cdef uint64_t end = self.queue.log_end()
-        # What is on its way to a worker, or was with one that died, is not known one by one.
+        # Messages in transit to a worker, or at one that ended, are not known one by one.
         cdef bint exact = not with_ack or gone.consumer is not None or (not gone.died and gone.received == gone.handed)
         cdef list own = [(max(gone.cursor, gone.skip_below), end)] if not gone.ttl_ms else []
         cdef list backlog = [(gone.cursor, min(gone.skip_below, next))] if not gone.ttl_ms else []
@@ -271,7 +271,7 @@ cdef class Departed:
         gone.again = counted
         gone.copies = deque(fewer(copies, RANGES_KEPT_MAX))
         gone.owed = deque(fewer(without(shared, joined(copies, came_back)), RANGES_KEPT_MAX))
-        # More ranges than fit are joined over what it has acknowledged, and shown by the ledger as well.
+        # More ranges than fit are joined over acknowledged messages, which the ledger shows too.
         gone.was_alone = not gone.alone_from and gone.alone_end == NOWHERE and len(copies) <= RANGES_KEPT_MAX \
             and not gone.passed_on
         gone.tried_below = gone.cursor
@@ -306,9 +306,9 @@ cdef class Departed:
         return 0
 
     cdef int taken_over(self, Backlog of, uint64_t base, list passed_on) except -1:
-        """All members that live have told: those that are left in the table vanished with their workers.
+        """Treat members in the table that no worker has reported as vanished, after all workers have reported.
 
-        `passed_on`: ranges of which those who are there get what nobody has acknowledged.
+        `passed_on`: ranges in which connected members get messages that no member has acknowledged.
         """
         cdef Member gone
         cdef uint32_t epoch
@@ -342,7 +342,7 @@ cdef class Departed:
         return 0
 
     cdef uint64_t lowest(self) noexcept:
-        """Nothing below is owed to anybody who is away."""
+        """Return the offset below which no absent member has copies."""
         cdef Member gone
         cdef uint64_t low = NOWHERE
         for gone in self.away + self.lapsed:
@@ -357,7 +357,7 @@ cdef class Departed:
         return low
 
     cdef uint64_t departed(self, uint64_t departed, uint64_t next) except? 0:
-        """The log's next offset less this is how many messages wait, those included that wait for who is away."""
+        """Return the number by which the log's next offset exceeds the waiting messages, those of absent members included."""
         cdef Member gone
         cdef uint64_t owed
         for gone in self.away:
@@ -366,7 +366,7 @@ cdef class Departed:
         return departed
 
     def owed_below(self, uint64_t below):
-        """Ranges below of which somebody who is away is owed each message."""
+        """Return the ranges below an offset in which an absent member has a copy of each message."""
         cdef Member gone
         found = []
         for gone in self.away:
@@ -376,7 +376,7 @@ cdef class Departed:
         return without(joined(found), [(below, NOWHERE)])
 
     cdef uint64_t cut(self, uint64_t below) except? 0:
-        """The messages below leave the queue for all; returns how many copies of those that are away these were."""
+        """Remove the messages below an offset for all members; return the number of absent members' copies removed."""
         cdef Member gone
         cdef uint64_t count = 0
         for gone in self.away:
@@ -393,7 +393,7 @@ cdef class Departed:
         return count
 
     cdef int end_some(self, Backlog of, int64_t now_ms) except -1:
-        """The time of some may be over, or the time for members that come later than an early one."""
+        """End the time of members for which it is over, and the time for members after an early one."""
         cdef Member gone
         cdef int64_t due_ms
         if now_ms < self.due_ms:
@@ -425,10 +425,10 @@ cdef class Departed:
     # ---- copies that leave the queue ----
 
     cdef int shed(self, list copies, list shared, uint64_t below) except -1:
-        """Dead-letter copies that a length limit takes from members, like those of a member that did not come back.
+        """Dead-letter members' copies that a length limit drops, like those of a member that did not return.
 
-        `shared`: ranges of which only what nobody has acknowledged is a copy.  The record is stored before members go on,
-        so a kill leaves the copies to whoever subscribes next.
+        `shared`: ranges in which only messages that no member has acknowledged are copies.  The record is stored before
+        members continue, so a kill leaves the copies to the next subscriber.
         """
         cdef Member m = self.shed_by_limit
         copies, shared = without(copies, [(below, NOWHERE)]), without(shared, [(below, NOWHERE)])
@@ -446,7 +446,7 @@ cdef class Departed:
         return self.queue.mark()
 
     cdef bint _give_late(self, Backlog of, Member gone) except -1:
-        """Give to an unnamed member that was back before its worker's death was known, where nobody came after that."""
+        """Give copies to an unnamed member that returned before its worker's end was known, if none came later."""
         cdef Member m
         if gone.died and not gone.subscriber:
             for m in reversed(of.members.values()):  # whoever came last came most likely after the worker's end
@@ -458,7 +458,7 @@ cdef class Departed:
         return False
 
     cdef int lapse(self, Backlog of) except -1:
-        """Work off a part of the copies that nobody has come back for: into the dead-letter queue, or dropped and counted."""
+        """Dead-letter, or drop and count, a part of the copies that no member has taken over."""
         cdef Member gone = <Member> self.lapsed[0]
         cdef uint64_t offset, first, end, count = 0
         cdef ledger_entry *entry
@@ -471,22 +471,22 @@ cdef class Departed:
         while gone.copies and budget > 0 and not waits:
             first, end = gone.copies[0]
             if not of.members:
-                end = min(end, of.next)  # what nobody was given yet still waits
+                end = min(end, of.next)  # messages that no member was given yet still wait
             elif not buries:
-                count += end - first  # the others have a copy each
+                count += end - first  # other members have copies of their own
                 gone.copies.popleft()
                 continue
             offset = first
             while offset < end and budget > 0:
                 budget -= 1
                 entry = core.ledger_entry_of(of.raw, offset, &f)
-                # No memory to map it, not handed out to the others yet, or as many on their way as may be.
+                # No memory to map it, not handed out to other members yet, or too many in transfer.
                 waits = (entry == NULL and f.code != OK) or offset >= of.next or (buries and len(of.dead) >= DEAD_MAX)
                 if waits:
                     of.timer.at_most(self.queue.table.now_ms + RETRY_MS)
                     break
                 is_settled = entry == NULL or core.ledger_state_of(core.word_load(&entry.word)) == LEDGER_SETTLED
-                # Of a queue without members the message itself waits, unless somebody has acknowledged it.
+                # In a queue without members the message itself waits, unless a member has acknowledged it.
                 if entry != NULL and (not is_settled if gone.skip_below == NOWHERE else of.members or is_settled):
                     count += 1
                     if buries:
@@ -500,7 +500,7 @@ cdef class Departed:
         if count and not buries:
             core.word_add(&self.queue.control.dropped, count)
         if not gone.copies and gone.owed:
-            gone.copies, gone.owed, gone.skip_below = gone.owed, deque(), NOWHERE  # of these only what nobody has settled
+            gone.copies, gone.owed, gone.skip_below = gone.owed, deque(), NOWHERE  # of these only unsettled messages
         elif not gone.copies:
             if gone.lapsed_count and not is_shed:
                 lapsing.say((self.queue.key, gone.subscriber), "queue %s: subscriber %s did not return in time, and %d of "

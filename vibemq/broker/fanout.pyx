@@ -27,7 +27,7 @@ from vibemq.broker.options import OF_ONE_MEMBER, FailureReason
 from vibemq.broker.ranges import joined, length, without
 from vibemq.storage.members import SUBSCRIBED, MemberTable
 
-# Where a member's next message comes from.
+# The source of a member's next message.
 cdef enum:
     OWN
     CAME_BACK
@@ -52,8 +52,8 @@ cdef class FanOut(Backlog):
     cdef bint taking_over             # what is ready there has no owner either
     cdef set spared                   # offsets there that are in flight at consumers that outlived the last home
     cdef bint unmapped                # the search waits for memory or descriptors
-    cdef Departed departures          # members that vanished, and what is kept for them
-    cdef bint begins                  # not all members have told this home of themselves
+    cdef Departed departures          # members that vanished, and their copies
+    cdef bint begins                  # not all members were reported to this home
     cdef int64_t looks                # at entries that may be settled, left in this turn
 
 
@@ -65,14 +65,14 @@ cdef class FanOut(Backlog):
 
     cdef bint is_idle(self) except -1:
         if self.departures.away or self.departures.lapsed:
-            return False  # somebody has to end their time
+            return False  # a home has to end their time
         return not self.past and not self.unsearched and Backlog.is_idle(self)
 
     # ---- members ----
 
     cdef int admit(self, Member m, bint fresh, uint64_t seen) except -1:
         cdef Member gone
-        if m.record and self.queue.members is None:  # its worker has made the file since this home began
+        if m.record and self.queue.members is None:  # its worker has created the file since this home began
             try:
                 self.queue.members = MemberTable(self.queue.record.directory, False)
             except FileNotFoundError:  # the queue has just been deleted
@@ -99,13 +99,13 @@ cdef class FanOut(Backlog):
         return 0 if self.begins else self.departures.remains(self.members)
 
     cdef int _admit_again(self, Member m, object record, bint fresh, uint64_t seen) except -1:
-        """The member was there in the time of another home, and its record says from where on."""
+        """Add a member of another home's time, from the position in its record."""
         cdef uint64_t base = core.word_load(&self.control.base)
         m.start, m.skip_below, m.restored = max(base, <uint64_t> record.start), record.skip_below, record
         if fresh or not record.is_whole:
             m.cursor = m.start
         elif record.cursor < record.skip_below:
-            m.cursor = max(base, <uint64_t> record.cursor)  # it was among what had waited before it came
+            m.cursor = max(base, <uint64_t> record.cursor)  # it was among the messages that waited before it subscribed
         else:
             m.cursor = max(m.start, seen)
         m.low = min(m.cursor, max(base, <uint64_t> record.low))
@@ -118,7 +118,7 @@ cdef class FanOut(Backlog):
         return 0
 
     cdef int _restore(self, Member m) except -1:
-        """It is known now what it has in flight: all else that it had taken over and not acknowledged comes again."""
+        """Note that its deliveries in flight are known: other unacknowledged copies that it took over are redelivered."""
         holds = joined([(each, each + 1) for each in (m.holds or set()) | {item[1] for item in m.again}])
         below = [(0, max(<uint64_t> m.restored.low, core.word_load(&self.control.base)))]
         m.debts, m.inherited = m.restored.copies, m.restored.shared
@@ -165,7 +165,7 @@ cdef class FanOut(Backlog):
         return low
 
     cdef int left(self, Member gone) except -1:
-        """What only it owed is given to all who are there; what it is owed is kept for it, if it did not choose to go."""
+        """Give messages that only it owed to all members; keep its copies if it vanished instead of unsubscribing."""
         cdef bint with_ack = self.queue.mode != MODE_FAN_OUT_WITHOUT_ACK
         cdef uint64_t low = self._lowest(gone)
         if self.members:
@@ -179,7 +179,7 @@ cdef class FanOut(Backlog):
         return 0 if self.begins else self.departures.remains(self.members)
 
     cdef int _give_to_early(self) except -1:
-        """Who came back before its old connection was known to be lost takes over what that one was owed."""
+        """Give the copies of a lost connection to a member that returned before the loss was known."""
         cdef Member m, gone
         for gone in list(self.departures.away):
             for m in self.members.values():
@@ -469,7 +469,7 @@ cdef class FanOut(Backlog):
                 elif source == SHARED:
                     attempts = max(attempts, 1) - 1
             elif self.word.state == LEDGER_READY and source != OWN:
-                self.ready -= self.ready > 0  # nobody else was there to have it
+                self.ready -= self.ready > 0  # no other member could have it
                 if source == COPIES:
                     attempts, strikes = self.word.attempts, self.word.strikes
             elif source == COPIES:
@@ -495,7 +495,7 @@ cdef class FanOut(Backlog):
         return offset
 
     cdef bint _is_leaving(self, uint64_t offset) except -1:
-        """Is it on its way out of the queue for all, and not only one member's copy of it?"""
+        """True if it leaves the queue for all members, and not only one member's copy of it."""
         return self.dead.get(offset, FailureReason.UNDELIVERABLE) not in OF_ONE_MEMBER
 
     cdef int _pass(self, Member to, int source, uint64_t offset) except -1:
@@ -506,7 +506,7 @@ cdef class FanOut(Backlog):
         return self._go_on(to, source, offset + 1)
 
     cdef int _go_on(self, Member to, int source, uint64_t offset) except -1:
-        """What it has taken over, or inherited, or else its own part goes on from here."""
+        """Continue its own part, or the part that it has taken over or inherited, from here."""
         cdef object ranges = to.copies if source == COPIES else to.owed
         if source == OWN:
             to.cursor = offset
@@ -568,7 +568,7 @@ cdef class FanOut(Backlog):
                 first = min(end - most, self.next)
                 if self.queue.options.dead_letter:
                     self.departures.shed(self.departures.owed_below(first), [], first)
-                # Of what nobody has acknowledged the messages were counted.
+                # Messages that no member has acknowledged were counted themselves.
                 dropped = core.word_load(&self.control.dropped) - dropped
                 first = self.departures.cut(first)
                 if not self.queue.options.dead_letter:

@@ -91,14 +91,14 @@ class Epochs:
         await self.bucket.delete([f"brokers/{self.name}/{name}" for name in old])
         return epoch
 
-    # ---- segments that retention takes ----
+    # ---- deletions by retention ----
 
-    # A request to delete has no condition. A broker that slept after its look for a newer epoch would delete objects
+    # A request to delete has no condition. A broker suspended after its check for a newer epoch would delete objects
     # that the newer broker reads by then. So it lists them in an object first. The next broker deletes these too,
-    # before it looks which segments there are.
+    # before it lists the segments.
 
     async def retire(self, epoch: int, keys: list[str], check: Callable[[], Awaitable[None]]) -> None:
-        """Delete objects.  ``check`` raises where a newer epoch was taken."""
+        """Delete objects.  ``check`` raises if a newer epoch was taken."""
         listed = f"{self._retired}{epoch:08}-{secrets.token_hex(8)}"
         await self.bucket.create(listed, Kind.RETIRED, to_json(keys=keys))
         await check()
@@ -106,10 +106,10 @@ class Epochs:
         await self.bucket.delete([listed])
 
     async def _finish_retiring(self, done: int, epoch: int) -> None:
-        """Delete what the epochs since ``done`` began to; what earlier ones list now, they listed too late."""
+        """Delete the objects in the lists of the epochs since ``done``; lists of earlier epochs came too late."""
         there = [one.key for one in await self.bucket.listed(self._retired)]
         if await self.newer_than(epoch) is not None:
-            return  # which finishes it, and has not seen what was listed since
+            return  # which finishes it, and has not seen later lists
         for key in there:
             if int(key[len(self._retired) :].partition("-")[0]) >= done:
                 try:
@@ -130,7 +130,7 @@ class Epochs:
         return await self._taken_by(max(keys)) if keys else None
 
     async def next_of(self, epoch: int) -> dict[str, Any] | None:
-        """Who has taken the epoch behind that one; None: nobody, or so many came since that it was deleted."""
+        """Return the object of the next epoch; None: it was not taken, or was deleted after many later ones."""
         key = epoch_key(self.name, epoch + 1)
         try:
             await self.bucket.size(key)
@@ -139,7 +139,7 @@ class Epochs:
             return None
 
     async def _taken_by(self, key: str) -> dict[str, Any]:
-        """What an epoch's object says; that it is there is enough."""
+        """Return the content of an epoch's object; its existence is enough."""
         said: dict[str, Any] = {}
         try:
             said = from_json(key, await self.bucket.read(key, Kind.EPOCH))
@@ -240,7 +240,7 @@ class Epochs:
 
 
 async def seals_among(bucket: Bucket, objects: list[Listed]) -> set[str]:
-    """The keys of the seals among write-ahead objects; one that is damaged is none."""
+    """Return the keys of the seals among write-ahead objects; a damaged one is not returned."""
     reads = asyncio.Semaphore(READS_AT_A_TIME)
 
     async def is_seal(one: Listed) -> bool:

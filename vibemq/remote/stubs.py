@@ -40,8 +40,8 @@ def history(places: Iterable[Place]) -> list[Place]:
     """Return the segments of one log, rising; none has an offset of another.
 
     Invariant (`Tier._upload` keeps it): the brokers' epochs rise along a log. So a segment that ends behind the first
-    offset of a newer broker's segment came late, whether it overlaps that one or lies behind it: its broker had lost
-    its place, and clients of the newer one were given other messages at these offsets.
+    offset of a newer broker's segment is late, also if it lies behind that one and overlaps none.  A deposed broker
+    uploaded it, and clients of the newer one were given other messages at these offsets.
     """
     of_broker: dict[int, list[Place]] = {}
     for place in places:
@@ -55,9 +55,9 @@ def history(places: Iterable[Place]) -> list[Place]:
 
 
 def late(places: Iterable[Place], kept: list[Place]) -> list[Place]:
-    """Return the segments that a broker sent after it had lost its place, rising.  ``kept``: `history` of the places.
+    """Return the late segments, which deposed brokers uploaded, rising.  ``kept``: `history` of the places.
 
-    One whose archiver was started again, and sent the same segment again, is none of these.
+    A segment that a restarted archiver of the same broker uploaded again is not late.
     """
     there = {(place.first, place.next, place.seed) for place in kept}
     return sorted(
@@ -69,7 +69,7 @@ def late(places: Iterable[Place], kept: list[Place]) -> list[Place]:
 
 
 def _disjoint(places: Iterable[Place]) -> list[Place]:
-    """Of segments that overlap, the one of the log's newest epoch counts, and of those the longest."""
+    """Choose among overlapping segments the one of the log's newest epoch, and among those the longest."""
     kept: list[Place] = []
     some: list[Place] = []  # each overlaps an earlier one of them
     end = 0

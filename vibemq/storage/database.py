@@ -12,7 +12,7 @@ can delete the write-ahead log under the others.  Who forks closes its connectio
 Durability: commits are atomic always.  A synced one also survives a power cut; others may be
 undone by it.
 
-A file beside it (storage.integrity) says what must be in it: damage and loss are found before anybody is served.
+A file beside it (storage.integrity) has its digests: damage and loss are found before the first client is served.
 
 A database may be bound to a bucket (remote/FORMAT.md).  Then each transaction that changes a row is published there, as
 the next one of all brokers, before it is committed here: what is there and not here is applied when that is noticed.
@@ -81,7 +81,7 @@ class Database:
         self.retry: Callable[[Callable[[], Any]], Any] = lambda write: write()
         #: Makes a change durable in the bucket under its number, or raises StorageError; NumberTaken where there is
         #: another already, be it an earlier one of ours: its bytes tell.  The write lock is held meanwhile, so it takes
-        #: less than BUSY_TIMEOUT_MS.  Returns the epoch of the broker that made it.  None: nobody here can.
+        #: less than BUSY_TIMEOUT_MS.  Returns the epoch of the broker that made it.  None: there is no bucket.
         self.publish: Callable[[int, Changes], int] | None = None
         #: Called before an older schema is brought to ours: raises where a broker of that version serves from it.
         self.before_upgrade: Callable[[], None] = lambda: None
@@ -277,8 +277,8 @@ class Database:
     def apply(self, number: int, made: object, epoch: int = 0) -> bool:
         """Do what meta object ``number`` says, and be as of it; False: that was so already.
 
-        A change of a lower epoch than an earlier one's is void: its broker had lost its place and told nobody that it
-        was made.  ``epoch`` 0: an older version made it, which named none.
+        A change of a lower epoch than an earlier one's is void: its broker was deposed and never acknowledged it.
+        ``epoch`` 0: an older version made it, without an epoch.
 
         Raises StorageError: it is not the next one, or a newer VibeMQ's, or of another past; nothing was changed.
         """
@@ -301,12 +301,12 @@ class Database:
             self._note_access(synced=False)  # the bucket has the change
         return True
 
-    # ---- is it whole? ----
+    # ---- damage ----
 
     def require_whole(self, boot: str, *, is_restorable: bool = False) -> None:
         """Refuse a database that is damaged, before this process has used it and where no broker serves from it.
 
-        Raises StorageError.  ``boot``: the boot ID.  ``is_restorable``: one that is missing is made of a bucket's.
+        Raises StorageError.  ``boot``: the boot ID.  ``is_restorable``: a missing one is restored from a bucket.
         """
         is_verified = integrity.require_whole(self.path, boot, is_restorable=is_restorable)
         if is_verified or not os.path.exists(self.path):
@@ -321,7 +321,7 @@ class Database:
             raise StorageError("ERR_CORRUPT", f"{self.path} is damaged: {found}; nothing was changed", hint=RESTORE)
 
     def require_access(self) -> None:
-        """Refuse users and permissions that are not those that were answered, and other damaged rows.
+        """Refuse users and permissions that differ from the acknowledged ones, and other damaged rows.
 
         Raises StorageError.
         """
@@ -348,7 +348,7 @@ class Database:
         integrity.begin_serving(self.path, boot)
 
     def rest(self) -> bool:
-        """After an orderly stop: all is in one file, whose digest is recorded; False: another process has it open.
+        """Checkpoint all into one file at an orderly stop, and record its digest; False: another process has it open.
 
         Raises StorageError.
         """
@@ -358,7 +358,7 @@ class Database:
         return integrity.rest(self.path)
 
     def _access(self) -> tuple[int, str]:
-        """How often users and permissions were changed, and a digest of them, as of one moment."""
+        """Return the number of changes of users and permissions, and a digest of them, at one moment."""
         with self._reading() as db:
             db.execute("BEGIN")
             try:
@@ -367,7 +367,7 @@ class Database:
                 db.execute("ROLLBACK")
 
     def _note_access(self, *, synced: bool = True) -> None:
-        """After a change of users or permissions is committed, and before it is answered."""
+        """Record a change of users or permissions, after its commit and before its answer."""
         integrity.note_access(self.path, *self._access(), synced=synced)
 
     def _refuse_newer(self) -> None:

@@ -11,11 +11,11 @@ file records:
 * of the whole file: its digest, from an orderly stop to the next change.
 * in which boot a broker last served: within it every frame of the write-ahead log is in memory or on disk.
 
-A database that has fewer changes than were answered, or others, is refused.  One that has more is believed: a process
-was killed between its commit and this file, and nobody was answered.  Rows of all tables have sums in the database
+A database with fewer or other changes than were answered is refused.  One with more is accepted: a process was killed
+between its commit and this file, and no client was answered.  Rows of all tables have sums in the database
 itself (storage.row_sums).
 
-An operator who accepts a database as it is removes this file: then it and the sums are made anew.
+To accept a database in its present state, the operator removes this file: then it and the sums are created again.
 
 The file is overwritten in place, so no write of it needs room on the disk.  It holds the same sector twice, so
 a power cut or a flipped bit damages at most one of them.
@@ -61,9 +61,9 @@ class Check:
     """The content of `meta.check`."""
 
     changes: int = 0  # of users and permissions, that were answered
-    access: str = ""  # digest of these tables as of then; empty: not known
+    access: str = ""  # digest of these tables at that time; empty: unknown
     boot: str = ""  # in which a broker last served
-    digest: str = ""  # of the database file; empty: somebody may have changed it since
+    digest: str = ""  # of the database file; empty: it may have changed since
     size_bytes: int = 0  # of that
     synced: int = 0  # changes that were synced before they were answered
 
@@ -100,16 +100,15 @@ def note_access(database: str, changes: int, digest: str, *, synced: bool = True
 
 
 def note_synced(database: str, number: int) -> None:
-    """Record how many changes were synced, before the last is answered; a later record stays.  Raises StorageError.
+    """Record the number of synced changes before the last is answered; a later record stays.  Raises StorageError.
 
-    A power cut may undo the record: then fewer changes are known to have been answered, and damage of many bits in the
-    write-ahead log within these seconds is not told from its end.
+    A power cut may undo the record.  Then damage of many bits in the log of these seconds looks like the log's end.
     """
     _update(database, lambda check: replace(check, synced=max(check.synced, number)), synced=False)
 
 
 def accepts_rows(database: str) -> bool:
-    """Is nothing known of the rows, as with a database of an older version, or where an operator removed the file?"""
+    """True if the rows have no record: the database is of an older version, or an operator removed the file."""
     check = read(database)
     return check is None or not check.access
 
@@ -197,7 +196,7 @@ def require_access(database: str, changes: int, digest: str) -> None:
 
 
 def require_rows(database: str, tables: list[str]) -> None:
-    """Raises StorageError where these tables do not fit their sums."""
+    """Raises StorageError if these tables do not match their sums."""
     if tables:
         raise StorageError(
             "ERR_CORRUPT",
@@ -229,17 +228,17 @@ def _accept(database: str, what: str) -> str:
 
 
 def _require_log(database: str, *, is_same_boot: bool) -> None:
-    """Raises StorageError where SQLite would drop transactions that were committed.
+    """Raises StorageError if SQLite would drop committed transactions.
 
-    A frame that does not fit may be the log's end: of a process that was killed in the middle of a commit, or of a
-    rolled back one, with older frames behind it.  It is damage
+    A frame with a wrong checksum may be the log's end: of a process that was killed during a commit, or of a rolled
+    back one, with older frames behind it.  It is damage
 
-    * where the wal-index of this boot says that transactions behind it are committed: it is written after the frames;
-    * where one flipped bit is all that does not fit;
-    * in the boot that wrote it, where there is no such index and transactions end behind the frame.
+    * if the wal-index of this boot has committed transactions behind it: the index is written after the frames;
+    * if one flipped bit explains it;
+    * in the boot that wrote it, if there is no such index and transactions end behind the frame.
 
-    After a power cut frames may be missing that nobody had synced, before others that were written: that is no damage,
-    as such changes are not promised.  Users and permissions are synced, and ``require_access`` counts them.
+    After a power cut unsynced frames may be missing before written ones.  That is no damage, as such changes are not
+    promised.  Users and permissions are synced, and ``require_access`` counts them.
     """
     path = f"{database}-wal"
     if not os.path.exists(path) and not is_same_boot:
@@ -348,7 +347,7 @@ def _sync_folder(path: str) -> None:
 
 
 def _parsed(path: str, there: bytes) -> Check:
-    """Return the first copy that is whole."""
+    """Return the first undamaged copy."""
     for at in range(0, COPIES * COPY_BYTES, COPY_BYTES):
         digits, _, said = there[at : at + COPY_BYTES].decode("ascii", "replace").rstrip().partition(" ")
         if digits == _sum(said):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members of a fan-out queue and how far each has come: a file beside the queue's ledger.
+"""The members of a fan-out queue with their positions: a file beside the queue's ledger.
 
 csrc/ledger/FORMAT.md draws the file.  The worker of a consumer adds its record before the home (the queue's coordinator)
 hears of it; from then on only the home changes the record.  Both sides map the file, so a kill -9 loses no store.  An
-older position only makes a message come again, so nothing here is synced and a damaged record is read as "owes more".
+older position only makes a message come again, so the file is never synced, and a damaged record counts as "owes more".
 """
 
 import errno
@@ -30,7 +30,7 @@ MEMBERS_MAX = 16_384
 #: Names with a time to live of one queue: each may keep segments until its time to live ends.
 NAMES_MAX = 4096
 NAME_BYTES_MAX = 255
-#: Ranges that a record holds; of more the nearest are joined, so some messages come again.
+#: Ranges in a record; beyond that the nearest are joined, so some messages are redelivered.
 RANGES_MAX = 40
 RECORDS_PER_STEP = 64  # the file grows by 64 KiB: all of it is allocated, because a hole on a full disk is SIGBUS
 
@@ -58,11 +58,11 @@ cdef enum:
 
 #: States of a record.
 FREE, SUBSCRIBED, AWAY, LEFT = 0, 1, 2, 3
-LENIENT = 1 << 63  # in the end of a range: messages that somebody has acknowledged are no copies of this member
+LENIENT = 1 << 63  # in the end of a range: messages that a member has acknowledged are no copies of this one
 
 
 class MemberRecord(NamedTuple):
-    """One member, as the file has it."""
+    """One member in the file."""
 
     index: int
     state: int
@@ -78,8 +78,8 @@ class MemberRecord(NamedTuple):
     low: int
     cursor: int
     copies: list  # ranges of its own copies
-    shared: list  # ranges of which it is owed what nobody has acknowledged
-    alone: tuple  # of what it was given in [first, end), nobody else got a copy
+    shared: list  # ranges in which messages that no member has acknowledged are its copies
+    alone: tuple  # in [first, end) no other member got a copy of its messages
 
 
 cdef class MemberTable:
@@ -94,7 +94,7 @@ cdef class MemberTable:
                 self._grow(file, 0, struct.pack("=II", MAGIC, VERSION))
             magic, version = struct.unpack("=II", os.pread(file, 8, 0))
             if magic != MAGIC:
-                # Positions in a file that is damaged here cannot be believed: every member begins anew.
+                # With a damaged header the positions are unreliable: every member starts again.
                 logger.error("%s is damaged: the copies of departed members of this fan-out are unknown", self.path)
                 os.ftruncate(file, 0)
                 self._grow(file, 0, struct.pack("=II", MAGIC, VERSION))
@@ -140,7 +140,7 @@ cdef class MemberTable:
     # ---- the worker of a consumer ----
 
     def add(self, uint32_t worker, uint32_t life, str name, uint32_t ttl_s) -> int:
-        """Make a record of a new member.  0: the table is full, and the member has no name that needs one."""
+        """Create a record of a new member.  0: the table is full, and the member has no name that needs one."""
         cdef uint64_t *w
         cdef uint32_t index
         cdef uint32_t free = 0
@@ -187,19 +187,19 @@ cdef class MemberTable:
         self._record(index)[STATE] = FREE
 
     cdef int place(self, uint32_t index, uint64_t low, uint64_t cursor) except -1:
-        """The member owes an acknowledgement of nothing below `low`, and gets `cursor` next."""
+        """Store that the member owes no acknowledgement below `low`, and gets `cursor` next."""
         cdef uint64_t *w = self._record(index)
         w[LOW], w[LOW_INVERSE], w[CURSOR], w[CURSOR_INVERSE] = low, ~low, cursor, ~cursor
         return 0
 
     def keep_alone(self, uint32_t index, uint64_t first, uint64_t end):
-        """Store that of what the member is given in [first, end), nobody else gets a copy."""
+        """Store that in [first, end) no other member gets a copy of the member's messages."""
         cdef uint64_t *w = self._record(index)
         w[ALONE_FROM], w[ALONE_END] = first, end
         self._seal(index)
 
     def keep(self, uint32_t index, uint64_t start, uint64_t skip_below, copies, shared, away_since_ms=None):
-        """What the member is owed beside what it gets from `start` on; `away_since_ms`: it is gone."""
+        """Store the member's copies besides its messages from `start` on; `away_since_ms`: it vanished."""
         cdef uint64_t *w = self._record(index)
         ranges = [(first, end, 0) for first, end in copies] + [(first, end, LENIENT) for first, end in shared]
         ranges = _fewer(sorted(ranges), RANGES_MAX)
@@ -220,14 +220,14 @@ cdef class MemberTable:
         pairs = list(struct.iter_unpack("=QQ", <bytes> at[RANGES_AT:RANGES_AT + count * 16]))
         copies = [(first, end) for first, end in pairs if not end & LENIENT]
         shared = [(first, end & ~LENIENT) for first, end in pairs if end & LENIENT]
-        # Of two copies that differ, torn by a kill or damaged, the lower one makes more come again.
+        # Of two copies that differ, by a kill or by damage, the lower one loses nothing.
         low, cursor = min(w[LOW], ~w[LOW_INVERSE]), min(w[CURSOR], ~w[CURSOR_INVERSE])
         return MemberRecord(index, w[STATE], w[OWNER] & 0xFFFFFFFF, w[OWNER] >> 32, name, w[TTL_S], w[SINCE_MS],
                             w[ADMITTED] != 0, is_whole, w[START], w[SKIP_BELOW], low, cursor, copies, shared,
                             (w[ALONE_FROM], w[ALONE_END]))
 
     def all(self) -> list:
-        """Every record that is not free."""
+        """Return every record that is not free."""
         cdef uint32_t index
         with self._locked() as file:
             self._map(file)
@@ -240,7 +240,7 @@ cdef class MemberTable:
         self._record(index)[CHECK] = self._check(index)
 
     def _check(self, uint32_t index):
-        """Return the check of what changes seldom."""
+        """Return the check of the fields that change seldom."""
         cdef char *at = <char *> self._record(index)
         return zlib.crc32(<bytes> at[ALONE_FROM * 8:RECORD_BYTES], zlib.crc32(<bytes> at[TTL_S * 8:SINCE_MS * 8]))
 
@@ -276,15 +276,15 @@ def _fewer(list ranges, int most) -> list:
     while len(ranges) > most:
         gaps = [(ranges[i + 1][0] - ranges[i][1], i) for i in range(len(ranges) - 1)]
         _, at = min(gaps)
-        # Of two kinds the stricter one holds: a copy of its own comes also where others have acknowledged it.
+        # Of two kinds the stricter one holds: an own copy is delivered also if other members have acknowledged it.
         ranges[at:at + 2] = [(ranges[at][0], max(ranges[at][1], ranges[at + 1][1]), min(ranges[at][2], ranges[at + 1][2]))]
     return ranges
 
 
 def prepare(str directory, end):
-    """Free the records of members whom no home has admitted; only before the first worker starts.
+    """Free the records of members that no home has admitted; only before the first worker starts.
 
-    `end`: the next offset of a log that was recovered after a power cut, and no member has come further; else None.
+    `end`: the next offset of a log that was recovered after a power cut, which bounds all positions; else None.
     Raises StorageError.
     """
     cdef uint32_t index
