@@ -248,6 +248,10 @@ def test_who_takes_the_next_epoch_ends_the_sequence_of_the_one_before(tmp_path):
         with pytest.raises(Deposed) as deposed:
             await asyncio.wait_for(ahead.failure, 20)
         assert deposed.value.by["data"] == second.identity and told == [b""]
+        late = asyncio.create_task(asyncio.Event().wait())
+        ahead._tasks.add(late)
+        await asyncio.wait_for(ahead.close(3600), 20)  # none of them would be confirmed
+        assert late.cancelling()
         assert await second.take() == 3
         assert [(found.epoch, found.number) for found in await second.objects()] == [(1, 0), (1, 1), (2, 0)]
         await second.forget_before(3)

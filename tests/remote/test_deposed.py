@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,8 @@ from vibemq import config
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import Superseded, VibeMQError
 from vibemq.remote import opening
+from vibemq.remote.bucket import Bucket
+from vibemq.remote.epochs import Epochs
 from vibemq.remote.objects import Kind, opened, read_place, sealed
 from vibemq.storage import identity
 from vibemq.storage.metadata import Metadata
@@ -228,14 +231,49 @@ def test_segments_that_a_deposed_broker_sends_late_are_not_taken_for_the_newer_o
                 assert f"stream 'events': {key} was uploaded by a deposed broker" in said
 
 
-def test_a_deposed_broker_with_traffic_of_durability_os_alone_ends_by_itself(tmp_path):
-    bucket = tmp_path / "bucket"
-    with outlived(tmp_path / "old", *options(bucket), "--set", "remote.deposed_after_s=1") as old:
-        with connected(old) as connection:
+def take_epoch(store: Store, folder: Path) -> None:
+    """As a newer broker does at its start."""
+    folder.mkdir()
+    identity.make(str(folder))
+
+    async def take() -> None:
+        await Epochs(Bucket(store.remote()), "vibemq", str(folder)).take(goes_on=False)
+
+    asyncio.run(take())
+
+
+@pytest.mark.parametrize("is_suspended", [False, True], ids=["awake", "suspended"])
+def test_a_deposed_broker_with_traffic_of_durability_os_refuses_from_its_next_look_for_a_newer_epoch_on(
+    tmp_path, faulty: FaultyStore, capfd, is_suspended
+):
+    """It looks each 0.4 `remote.deposed_after_s`; a look may have begun before the newer epoch was taken.
+
+    An object of durability `remote` that never arrives does not keep it from its end.
+    """
+    direct = faulty.store
+    slow = flags(faulty, remote__deposed_after_s=1, remote__options=faulty.options)
+    with outlived(tmp_path / "old", *slow, through=faulty.through) as old:
+        with connected(old) as connection, connected(old) as other:
             connection.create("events", {"durability": "os"})
-            with broker(tmp_path / "new", *options(bucket), workers=1), pytest.raises((VibeMQError, OSError)):
-                publisher = connection.publisher("events", "ref")
+            connection.create("waits")
+            hung = faulty.hang("PUT", "wal/")
+            other.publisher("waits", "ref").publish([b"never confirmed"])
+            wait_until(lambda: hung.met > 0, "an object is on its way")
+            publisher = connection.publisher("events", "ref")
+            publisher.publish([b"x"])
+            publisher.flush()
+            pids = suspend(old) if is_suspended else []
+            looks = [faulty.watch("HEAD", "brokers/"), faulty.watch("GET", "list-type=2.*brokers")]
+            take_epoch(direct, tmp_path / "new")
+            began_s, before = time.monotonic(), sum(look.met for look in looks)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            with pytest.raises((VibeMQError, OSError)):
                 while True:
                     publisher.publish([b"x"])
                     publisher.flush()
-        assert old.process.wait(END_S_MAX) == Superseded.exit_code
+            print(f"it refused {time.monotonic() - began_s:.2f} s after the newer epoch was taken")
+            assert old.process.wait(END_S_MAX) == Superseded.exit_code
+            assert sum(look.met for look in looks) - before <= 2
+        said = written(capfd)
+        assert "another broker has taken this one's place" in said

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ pytest.importorskip("obstore", reason="needs the extra remote")
 
 import vibemq.storage.cold as cold
 from vibemq.config import Config, Remote, Server
-from vibemq.errors import RemoteError
+from vibemq.errors import RemoteError, Superseded
 from vibemq.remote import epochs as epochs_module
 from vibemq.remote import opening, restoring, stubs
 from vibemq.remote import tier as tier_module
@@ -143,10 +144,11 @@ class World:
         self.folder = folder
         self.url = f"file://{folder}/bucket"
         self.brokers: list[Broker] = []
+        self.numbers = count()
 
     async def start(self) -> Broker:
         """Start a broker of that name with an empty data directory."""
-        folder = self.folder / f"data-{len(self.brokers)}"
+        folder = self.folder / f"data-{next(self.numbers)}"
         folder.mkdir()
         identity.make(str(folder))
         config = Config(server=Server(data_dir=str(folder)), remote=Remote(url=self.url))
@@ -404,6 +406,25 @@ def test_a_segment_that_a_later_epoch_sends_again_makes_none_behind_it_late(tmp_
         assert again.tier._places[RECORD["incarnation"]] == again.places(), "they rise"
         reader = await world.start()
         assert [place.first for place in reader.places()] == [0, 100, 200, 300, 400]
+        world.close()
+
+    asyncio.run(run())
+
+
+def test_a_start_that_was_overtaken_while_it_restored_does_not_serve(tmp_path, monkeypatch):
+    async def run() -> None:
+        world = World(tmp_path)
+        plain, overtaken = opening.restore_logs, []
+
+        async def slow(*words: Any) -> list[str]:
+            if not overtaken:
+                overtaken.append(True)
+                await world.start()
+            return await plain(*words)
+
+        monkeypatch.setattr(opening, "restore_logs", slow)
+        with pytest.raises(Superseded, match="00000002: a broker 'vibemq'"):
+            await world.start()
         world.close()
 
     asyncio.run(run())

@@ -77,6 +77,11 @@ async def open_bucket(config: Config, require: Callable[[Metadata], None], make:
         with open(os.path.join(config.data_path, HARMED), "a", encoding="utf-8") as file:
             file.writelines(f"{one}\n" for one in harmed)
     metadata.close()
+    if (by := await epochs.newer_than(epoch)) is not None:  # a restore may take long
+        raise Superseded(
+            f"object {by['key']}: a broker {config.remote.name!r} on {by.get('host')} was started while this one was",
+            hint="only one may live: stop that one and start this one again, or leave this one stopped",
+        )
     with contextlib.suppress(FileNotFoundError):
         os.unlink(half_made)
     return epoch

@@ -203,8 +203,8 @@ class WriteAhead:
             self.first = upto
 
     async def close(self, timeout_s: float) -> None:
-        """Let what is on its way arrive."""
+        """Wait for objects on their way; not where the sequence is over, which confirms none of them."""
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=timeout_s)
+            await asyncio.wait(set(self._tasks), timeout=0 if self.failure.done() else timeout_s)
         for task in self._tasks:
             task.cancel()
