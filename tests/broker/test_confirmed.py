@@ -241,7 +241,7 @@ def test_readers_by_offset_of_the_other_protocols_wait_too(tmp_path: Path, disk:
             micro.ping()
         assert not micro.has_frame()
         limited = hub.stream("ReadStream", "s", {"from": "first", "follow": False})
-        assert hub.rest(limited) == [], "what is there now ends before it"
+        assert hub.rest(limited) == [], "the present messages end before it"
         disk.release()
         assert publisher.confirmed(1) == [1]
         assert [hub.item(id)["offset"] for id in readings] == [0, 0]

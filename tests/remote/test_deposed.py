@@ -232,7 +232,7 @@ def test_segments_that_a_deposed_broker_sends_late_are_not_taken_for_the_newer_o
 
 
 def take_epoch(store: Store, folder: Path) -> None:
-    """As a newer broker does at its start."""
+    """Take an epoch, as a newer broker does at its start."""
     folder.mkdir()
     identity.make(str(folder))
 
@@ -246,9 +246,9 @@ def take_epoch(store: Store, folder: Path) -> None:
 def test_a_deposed_broker_with_traffic_of_durability_os_refuses_from_its_next_look_for_a_newer_epoch_on(
     tmp_path, faulty: FaultyStore, capfd, is_suspended
 ):
-    """It looks each 0.4 `remote.deposed_after_s`; a look may have begun before the newer epoch was taken.
+    """The broker checks every 0.4 `remote.deposed_after_s`; a check may have begun before the newer epoch was taken.
 
-    An object of durability `remote` that never arrives does not keep it from its end.
+    An object of durability `remote` that never arrives does not delay its end.
     """
     direct = faulty.store
     slow = flags(faulty, remote__deposed_after_s=1, remote__options=faulty.options)

@@ -69,7 +69,7 @@ def test_a_consumer_is_given_no_message_that_a_lost_machine_removes(tmp_path: Pa
         publisher.publish([(at, b"new %d" % at) for at in (5, 6, 7)])
         assert publisher.confirmed(3) == [5, 6, 7]
         new = [b"new 5", b"new 6", b"new 7"]
-        if what == "processes":  # the same disk has them still, and nobody was refused
+        if what == "processes":  # the same disk still has them, and no publisher was refused
             new = [b"unsent 2", b"unsent 3", b"unsent 4", *new]
         assert read_all(running, 1) == list(enumerate(new, 1))
 

@@ -344,7 +344,7 @@ def test_objects_of_a_newer_broker_win_over_a_segment_that_an_older_one_sent_lat
 
 @pytest.mark.parametrize("action", ["change", "delete"])
 def test_an_archiver_that_is_started_again_needs_no_fence(tmp_path, action):
-    """One process at a time changes `meta.db`, and the next change takes the number of the one that nobody answered."""
+    """One process at a time changes `meta.db`, and the next change takes the number of the unanswered one."""
 
     async def run(folder: Path, sleeps_before: int) -> bool:
         folder.mkdir()

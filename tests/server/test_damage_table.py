@@ -46,7 +46,7 @@ HARMS = ("flip", "cut", "missing")
 
 @dataclass
 class Facts:
-    """What a data directory serves."""
+    """The content that a data directory serves."""
 
     refused: str = ""
     said: str = ""
@@ -59,7 +59,7 @@ class Facts:
 
 
 class World:
-    """A data directory whose files are put back as they were before each case."""
+    """A data directory with files that are restored before each case."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -91,7 +91,7 @@ class World:
         return sorted(self.folder.glob(kind.pattern.format(events=self.events, orders=self.orders)))[kind.which]
 
     def start(self, caplog: pytest.LogCaptureFixture, boot: str) -> Facts:
-        """What the supervisor does before it serves, and what readers find then."""
+        """Recover as the supervisor does before it serves, and return the content for readers."""
         facts = Facts()
         caplog.clear()
         path, number = datadir.metadata_path(str(self.folder)), datadir.boot_id()
@@ -202,7 +202,7 @@ def worlds() -> Iterator[dict[bool, World]]:
 
 
 def cases(harm: str, size: int, chance: random.Random) -> Iterator[tuple[int, int]]:
-    """Position and bit, or how much is left; each once."""
+    """Yield each position and bit, or the size that is left, once."""
     if harm == "missing":
         yield 0, 0
     elif harm == "cut":
@@ -231,7 +231,7 @@ def check(kind: Kind, cost: str, before: Facts, now: Facts, path: Path, segments
         assert kind.pattern.rpartition("/")[2].replace("*", "") in now.refused or "meta." in now.refused
         return
     assert now.accounts == before.accounts
-    assert now.messages.items() <= before.messages.items(), "each is what was published there"
+    assert now.messages.items() <= before.messages.items(), "each is the message published there"
     lost = before.messages.keys() - now.messages.keys()
     assert now.settled <= before.settled, "no message that waits is taken for settled"
     assert now.settled == before.settled or cost == AGAIN

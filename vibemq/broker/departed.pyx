@@ -218,7 +218,7 @@ cdef class Departed:
         came_back = [each for each in gone.again if without([(each[1], each[1] + 1)], own)]
         again = joined([(each[1], each[1] + 1) for each in came_back])
         copies = without(copies, joined(m.debts, again))
-        # Its cursor passes all that nobody has acknowledged from `start` on.
+        # Its cursor passes all messages from `start` on that no member has acknowledged.
         shared = without(without(shared, [(m.start, NOWHERE)]), joined(m.inherited, m.debts, copies, again))
         m.again = m.again + came_back
         heapq.heapify(m.again)
@@ -449,7 +449,7 @@ cdef class Departed:
         """Give copies to an unnamed member that returned before its worker's end was known, if none came later."""
         cdef Member m
         if gone.died and not gone.subscriber:
-            for m in reversed(of.members.values()):  # whoever came last came most likely after the worker's end
+            for m in reversed(of.members.values()):  # the last to subscribe most likely came after the worker's end
                 if not m.subscriber and not m.debts and gone.came_ms - EARLY_MS < m.came_ms <= gone.came_ms:
                     self.take(m, gone, of.next)
                     self.came(m, False)

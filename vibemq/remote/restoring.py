@@ -355,7 +355,7 @@ class Restored:
         return self._hole() if self.is_missing else ""
 
     def _log_members_lost(self, known: LedgerState) -> None:
-        """The bucket does not have a fan-out's members: what only some of them had acknowledged, the others do not get.
+        """Log messages that a fan-out loses: the bucket has no members, so one member's acknowledgement counts for all.
 
         `base` stays below every copy that a member is owed, so settled messages above it may be such copies.
         """

@@ -35,12 +35,12 @@ _OOM_SCORE = "/proc/self/oom_score_adj"
 
 
 def may_set_oom_score() -> bool:
-    """May this process and its children change their score?  Not after root was given up for another account."""
+    """True if this process and its children may change their score; not after root was given up for another account."""
     return os.access(_OOM_SCORE, os.W_OK)
 
 
 def be_killed_first() -> None:
-    """In a child of the supervisor: when memory runs out, the kernel shall kill this process rather than that one."""
+    """Let the kernel kill this child of the supervisor first when memory runs out."""
     if may_set_oom_score():
         with open(_OOM_SCORE, "r+", encoding="ascii") as file:
             score = int(file.read())
@@ -49,7 +49,7 @@ def be_killed_first() -> None:
 
 
 class MemoryWatch:
-    """Compares once in MEMORY_LOOK_EACH_S; ``due`` is when, by the monotonic clock."""
+    """Compares once in MEMORY_LOOK_EACH_S; ``due`` is the next time by the monotonic clock."""
 
     def __init__(self, conditions: Conditions, percent: int, absolute_bytes: int, data_dir: str) -> None:
         self._conditions, self._percent, self._absolute_bytes = conditions, percent, absolute_bytes
@@ -116,7 +116,7 @@ class MemoryUsage:
 
 
 def tmpfs_bytes(folder: str, proc: str = "/proc") -> int:
-    """Bytes in use of the file system of `folder`, if that is memory: a tmpfs.  0: it is not, or nobody knows."""
+    """Return the bytes in use of the file system of `folder`, if that is a tmpfs.  0: it is not, or is unknown."""
     try:
         device = os.stat(folder).st_dev
         with open(f"{proc}/self/mountinfo", encoding="utf-8", errors="replace") as file:
@@ -143,7 +143,7 @@ def high_watermark_bytes(percent: int, absolute_bytes: int, total: int) -> int:
 
 def _machine_bytes(proc: str) -> int | None:
     try:
-        with open(f"{proc}/meminfo", encoding="utf-8") as file:  # a codec that is loaded: root may be given up by now
+        with open(f"{proc}/meminfo", encoding="utf-8") as file:  # a loaded codec: root may be given up
             return next((int(line.split()[1]) * 1024 for line in file if line.startswith("MemTotal:")), None)
     except OSError:
         return None

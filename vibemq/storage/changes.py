@@ -22,7 +22,7 @@ Changes = list[list[Any]]
 
 #: Whose database it is.
 BINDING = "remote"
-#: Tables of this machine's file, which are never part of what is changed.
+#: Tables of this machine's file, which are never part of a published change.
 _OWN = (BINDING, *row_sums.CHECKS)
 #: What only this machine wants to know, by table: an update of nothing else is no change.
 LOCAL = {"applications": frozenset(("peer", "seen_ms"))}  # the sight of a run, as often as it stages

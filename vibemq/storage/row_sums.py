@@ -19,13 +19,13 @@ _MASK = (1 << 60) - 1  # two of them are added within SQLite's 63 bits
 
 
 def are_in(db: sqlite3.Connection) -> bool:
-    """Has the schema the tables of this module?  Older ones have not."""
+    """True if the schema has the tables of this module; older ones have not."""
     question = "SELECT 1 FROM main.sqlite_master WHERE type = 'table' AND name = 'row_sums'"
     return db.execute(question).fetchone() is not None
 
 
 def make(db: sqlite3.Connection) -> None:
-    """Compute all sums anew; within a transaction."""
+    """Compute all sums again; within a transaction."""
     if not are_in(db):
         return
     db.execute("DELETE FROM row_sums")
@@ -33,7 +33,7 @@ def make(db: sqlite3.Connection) -> None:
 
 
 def damaged(db: sqlite3.Connection) -> list[str]:
-    """Return the names of the tables whose rows do not fit their sum; of a schema without sums none."""
+    """Return the names of the tables with rows that do not match their sum; none for a schema without sums."""
     if not are_in(db):
         return []
     kept: dict[str, int] = dict(db.execute("SELECT named, sum FROM row_sums").fetchall())
@@ -45,7 +45,7 @@ def watch(db: sqlite3.Connection) -> None:
     """Keep the sums up to date on this connection from now on; outside a transaction."""
     if not are_in(db):
         return
-    db.execute("PRAGMA temp_store = MEMORY")  # a full disk is not met here
+    db.execute("PRAGMA temp_store = MEMORY")  # so a full disk does not matter
     db.execute("PRAGMA recursive_triggers = ON")  # rows that REPLACE deletes have triggers too
     db.create_function("row_hash", -1, _hash, deterministic=True)
     for name, columns in _tables(db).items():
