@@ -530,6 +530,29 @@ def test_a_dead_letter_that_is_published_again_begins_a_new_path(connect, name):
         reader.ack(letter)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        '[{"z":' + "[" * 2000 + "]" * 2000 + "}]",
+        '[{"queue":"other","reason":"rejected","count":18446744073709551615,"to":"other"}]',
+        '[{"queue":"\\ud800","reason":"rejected","count":1,"to":"other"}]',
+        "[" + ",".join(['{"queue":"a","reason":"b","count":1,"to":"c"}'] * 1400) + "]",
+        "no JSON",
+    ],
+    ids=["many levels", "a great count", "half a character", "many hops", "no JSON"],
+)
+def test_no_header_of_a_publisher_keeps_its_message_from_the_dead_letter_queue(connect, name, header):
+    peer = connect()
+    peer.create(name, maxRetryAttempts=1, enableDeadLetterQueue=True)
+    peer.publish(name, "poison", **{"x-death": header})
+    peer.subscribe(name)
+    peer.nack(peer.delivery())
+    peer.subscribe(f"{name}.dlq")
+    dead = peer.delivery()
+    assert payload(dead) == "poison"
+    assert hops(dead) == [(name, "MaxRetriesExceeded", 1, name + ".dlq")]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_with_a_dead_letter_queue_drop_oldest_dead_letters_dropped_messages(connect, name, mode):
     publisher, reader = connect(), connect()

@@ -559,6 +559,10 @@ cdef class Backlog:
                 del self.burying[offset]
                 heapq.heappush(self.graves, (now_ms + RETRY_MS, offset, reason, attempts))
                 return False
+            except BaseException:  # it is logged by who called; the message is tried again
+                del self.burying[offset]
+                heapq.heappush(self.graves, (now_ms + RETRY_MS, offset, reason, attempts))
+                raise
             if goes_round:
                 del self.burying[offset]
                 self.dropped(FailureReason.CYCLE, 1, offset, attempts)

@@ -5,12 +5,18 @@ The newest hop comes first: {"queue", "reason", "count", "to"}.  Hops count only
 message that a client has published again (by `queues replay`, for instance) begins a new path.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from vibemq.broker.options import FailureReason
 
 #: Queues on one path: a longer one counts as a cycle, and the header stays below 32 KiB.
 HOPS_MAX = 64
+#: A longer header is not ours: names of queues have 255 characters.
+HEADER_BYTES_MAX = 64 << 10
+#: Hops that are counted of one queue: publishers may write any number into the header.
+COUNT_MAX = 2**53
 #: Reasons that a consumer caused: such a hop breaks a cycle, because the consumer chose to send the message round.
 REJECTIONS = frozenset({FailureReason.MAX_RETRIES_EXCEEDED.value, FailureReason.UNDELIVERABLE.value})
 
@@ -20,7 +26,7 @@ class Hop(msgspec.Struct, frozen=True):
 
     queue: str
     reason: str
-    count: int
+    count: Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
     to: str
 
 
@@ -33,9 +39,15 @@ def first_hop_bytes(queue: str, to: str) -> int:
 
 def read_hops(header: bytes) -> list[Hop]:
     """Return the hops of a header x-death; none for a header in another form."""
+    if not header or len(header) > HEADER_BYTES_MAX:
+        return []
     try:
-        return msgspec.json.decode(header, type=list[Hop])[:HOPS_MAX] if header else []
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(header, type=list[Hop])[:HOPS_MAX]
+    except (
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        RecursionError,
+    ):  # the last: many levels in a member that Hop has not
         return []
 
 
@@ -59,5 +71,5 @@ def one_more(header: bytes, queue: str, reason: str, to: str, *, is_published: b
                 return None, True
     same = [hop for hop in hops if (hop.queue, hop.reason) == (queue, reason)]
     rest = [hop for hop in earlier if (hop.queue, hop.reason) != (queue, reason)]
-    newest = Hop(queue, reason, sum(hop.count for hop in same) + 1, to)
+    newest = Hop(queue, reason, min(sum(hop.count for hop in same) + 1, COUNT_MAX), to)
     return msgspec.json.encode([newest, *rest[: HOPS_MAX - 1]]), leads_here
