@@ -19,12 +19,15 @@ PIECE_BYTES = 1 << 20
 
 
 @contextmanager
-def small_disk(folder: Path, size_bytes: int, kind: str) -> Iterator[Path]:
-    """``kind``: "tmpfs", or "ext4" in a file; the test is skipped where this may not be mounted."""
+def small_disk(folder: Path, size_bytes: int, kind: str, files_max: int = 0) -> Iterator[Path]:
+    """``kind``: "tmpfs", or "ext4" in a file; the test is skipped where this may not be mounted.
+
+    ``files_max``: of a tmpfs, the files that it can have; 0: no limit.
+    """
     mounted = folder / kind
     mounted.mkdir()
     if kind == "tmpfs":
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(mounted)]
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},nr_inodes={files_max}", "none", str(mounted)]
     else:
         if shutil.which("mkfs.ext4") is None:
             pytest.skip("mkfs.ext4 is not installed")

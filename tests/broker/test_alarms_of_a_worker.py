@@ -36,9 +36,11 @@ class AtOnce:
 class Worker:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free: int | OSError = 10 * FLOOR
+        self.lacks_files = False
         self.now_ms, self.changes = 0, 0
         self.timers, self.conditions, self.helpers = Timers(), Conditions(), AtOnce()
         monkeypatch.setattr(alarms, "free_bytes", self.free_bytes)
+        monkeypatch.setattr(alarms, "lacks_files", lambda _: self.lacks_files)
         monkeypatch.setattr(disk, "free_bytes", self.free_bytes)
         self.alarms = Alarms(str(folder), FLOOR, self.conditions, self.timers, self.helpers)
         self.timer = self.alarms._timer
@@ -95,6 +97,17 @@ def test_a_write_that_met_a_full_disk_is_told_as_what_it_is(worker: Worker, capl
     worker.look(10 * FLOOR)
     worker.alarms.met_full_disk()
     assert "a write found no room" in caplog.text
+
+
+def test_too_few_inodes_are_a_full_disk(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    worker.lacks_files = True
+    assert worker.look(1000 * FLOOR) == LOOK_FULL_MS
+    assert (worker.alarms.in_effect, worker.alarms.holds_copies) == ({Alarm.DISK}, True)
+    assert "fewer than 256 files" in worker.alarms.refusal
+    assert "inodes are used up" in caplog.text
+    worker.lacks_files = False
+    worker.look(1000 * FLOOR)
+    assert (worker.alarms.in_effect, worker.alarms.refusal) == (set(), "")
 
 
 def test_memory_is_looked_at_while_the_disk_does_not_answer(worker: Worker) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from full_disk import ToldFree
+from full_disk import ToldFree, small_disk
 from running import Running, broker
 
 import vibemq.client
+from vibemq.broker.disk import FILES_FREE_MIN, free_files
 from vibemq.errors import QueueFull, ServerFailed
 
 NEEDED = 1_000_000
@@ -141,3 +142,37 @@ def test_what_waited_too_long_during_an_alarm_was_not_kept_out_by_the_queue(free
 
     with broker(tmp_path / "data", *flags, workers=1) as served:
         asyncio.run(asyncio.wait_for(work(served), WAIT_S))
+
+
+def test_without_inodes_publishers_are_refused_and_what_was_confirmed_is_consumed(tmp_path: Path) -> None:
+    with (
+        small_disk(tmp_path, 256 << 20, "tmpfs", files_max=FILES_FREE_MIN + 200) as disk,
+        broker(disk / "data", workers=1) as served,
+        client_of(served) as client,
+    ):
+        client.create_queue("q")
+        client.publish("q", "first")
+        with client.consume("q") as consumer:
+            next(consumer).ack()  # from here on the queue has the files that it needs
+        client.publish("q", "before")
+        others = disk / "others"
+        others.mkdir()
+        made = 0
+        while (free_files(str(disk)) or 0) >= FILES_FREE_MIN:
+            (others / str(made)).touch()
+            made += 1
+        wait_until(lambda: is_refused(client), "the disk alarm")
+        while free_files(str(disk)):
+            (others / str(made)).touch()
+            made += 1
+        with pytest.raises(ServerFailed, match="fewer than 256 files can be made"):
+            client.publish("q", "refused")
+        reserve = (disk / "data" / "reserve").stat().st_size
+        with client.consume("q", timeout_s=WAIT_S) as consumer:
+            message = next(consumer)
+            assert message.payload == "before"
+            message.ack()
+        assert (disk / "data" / "reserve").stat().st_size == reserve, "its bytes are no help"
+        for name in range(made):
+            (others / str(name)).unlink()
+        wait_until(lambda: not is_refused(client), "the end of the alarm")

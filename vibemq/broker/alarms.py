@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vibemq.broker.disk import Reserve, free_bytes
+from vibemq.broker.disk import FILES_FREE_MIN, Reserve, free_bytes, lacks_files
 from vibemq.once_a_minute import OnceAMinute
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ LOOK_FULL_MS = 250  # publishers wait for it
 FILL_BYTES_PER_MS = 4_000_000
 #: As bytes that are free: a write has failed for want of room, whatever the file system says of itself.
 NO_ROOM = -1
+#: Likewise: there are bytes, but too few files can be made.
+NO_FILES = -2
 #: The broker's own copies, of dead letters, stop at this part of the floor: the rest is for those who empty the disk.
 COPIES_PART = 2
 
@@ -105,7 +107,7 @@ def in_effect(data_dir: str, free_min_bytes: int, conditions: Conditions | None)
     found = []
     if free_min_bytes:
         try:
-            is_full = free_bytes(data_dir) < free_min_bytes
+            is_full = free_bytes(data_dir) < free_min_bytes or lacks_files(data_dir)
         except OSError:
             is_full = True
         if is_full:
@@ -148,6 +150,11 @@ class Alarms:
     @property
     def refusal(self) -> str:
         """Why no message may come in now, for a peer; "" when it may."""
+        if Alarm.DISK in self.in_effect and self._free == NO_FILES:
+            return (
+                f"fewer than {FILES_FREE_MIN} files can be made on the broker's disk (disk alarm); "
+                "publish again when files were removed"
+            )
         if Alarm.DISK in self.in_effect:
             return (
                 f"the broker's disk has less than {self._free_min_bytes} bytes free (disk alarm); "
@@ -189,7 +196,7 @@ class Alarms:
                 self.reserve.fill()
             except OSError as problem:
                 self._says.say("reserve", "the reserve in %s cannot be filled: %s", self._data_dir, problem.strerror)
-        return free_bytes(self._data_dir)
+        return NO_FILES if lacks_files(self._data_dir) else free_bytes(self._data_dir)
 
     def _next_look_ms(self, free: int | None) -> int:
         if free is None:
@@ -215,6 +222,13 @@ class Alarms:
     def _say(self, now: set[Alarm], free: int | None) -> None:
         if Alarm.DISK in now - self.in_effect and free == NO_ROOM:
             self._says.say("no room", "disk alarm: a write found no room at %s: no messages are taken", self._data_dir)
+        elif Alarm.DISK in now - self.in_effect and free == NO_FILES:
+            self._says.say(
+                "no files",
+                "disk alarm: fewer than %d files can be made at %s, whose inodes are used up: no messages are taken",
+                FILES_FREE_MIN,
+                self._data_dir,
+            )
         elif Alarm.DISK in now - self.in_effect:
             self._says.say(
                 "disk alarm",

@@ -28,6 +28,9 @@ PIECE_BYTES = 1 << 20
 #: What a transaction of the metadata may write, by far.
 TRANSACTION_BYTES = 512 << 10
 NAME = "reserve"
+#: Files that must be free for messages to be taken: consumers need one for each 16,384 messages that a queue hands out,
+#: and the database, segments and stored offsets need some hundred, before whatever empties the disk is done.
+FILES_FREE_MIN = 256
 
 Result = TypeVar("Result")
 
@@ -36,6 +39,21 @@ def free_bytes(path: str) -> int:
     """What this account may still write there.  May block where a file system hangs; raises OSError."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
+
+
+def free_files(path: str) -> int | None:
+    """How many files this account may still make there; None: as many as there is room for.
+
+    May block where a file system hangs; raises OSError.
+    """
+    found = os.statvfs(path)
+    return found.f_favail if found.f_files else None
+
+
+def lacks_files(path: str) -> bool:
+    """Are fewer than FILES_FREE_MIN files free, though perhaps many bytes?"""
+    left = free_files(path)
+    return left is not None and left < FILES_FREE_MIN
 
 
 class Reserve:
@@ -77,8 +95,10 @@ class Reserve:
         return True
 
     def release(self) -> bool:
-        """Give a piece back; False: there is none left."""
+        """Give a piece back; False: there is none left, or files are missing and not bytes."""
         try:
+            if free_files(self._data_dir) == 0:
+                return False
             fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return False

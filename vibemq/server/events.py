@@ -95,6 +95,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     # ---- disk and memory ----
     "disk_alarm": (
         "disk alarm: a write found no room at %s: no messages are taken",
+        "disk alarm: fewer than %d files can be made at %s, whose inodes are used up: no messages are taken",
         "disk alarm: %d bytes are free at %s, %d are needed: no messages are taken (store.disk_free_min_bytes)",
     ),
     "disk_alarm_over": ("the disk alarm is over: %d bytes are free at %s, publishers go on",),
