@@ -166,6 +166,19 @@ bool control_failed_covers(const struct control *c, uint64_t first, uint64_t nex
            next > atomic_load_explicit(&c->failed[CONTROL_FAILED_MAX - 1][0], memory_order_relaxed);
 }
 
+uint64_t control_failed_within(const struct control *c, uint64_t first, uint64_t next)
+{
+    uint64_t count = atomic_load_explicit(&c->failed_count, memory_order_acquire), found = 0;
+    for (uint64_t i = 0; i < count && i < CONTROL_FAILED_MAX; i++) {
+        uint64_t begin = atomic_load_explicit(&c->failed[i][0], memory_order_relaxed);
+        uint64_t end = atomic_load_explicit(&c->failed[i][1], memory_order_relaxed);
+        if (begin < first) begin = first;
+        if (end > next) end = next;
+        if (begin < end) found += end - begin;
+    }
+    return found;
+}
+
 bool control_failed_from(const struct control *c, uint64_t offset, uint64_t *first)
 {
     uint64_t count = atomic_load_explicit(&c->failed_count, memory_order_acquire);

@@ -201,6 +201,8 @@ void control_durable_set(struct control *c, const struct durable *record);
 void control_failed_add(struct control *c, uint64_t first, uint64_t next);
 /* Does [first, next) touch such a range? */
 bool control_failed_covers(const struct control *c, uint64_t first, uint64_t next);
+/* Return how many of the offsets [first, next) lie in failed ranges. */
+uint64_t control_failed_within(const struct control *c, uint64_t first, uint64_t next);
 /* The first such offset at or behind `offset`.  False: there is none. */
 bool control_failed_from(const struct control *c, uint64_t offset, uint64_t *first);
 

@@ -30,6 +30,7 @@ from vibemq.storage.figures import log_figures
 from vibemq.storage.log import Log
 from vibemq.storage.reading import ChunkReader
 
+DROP_NEWEST = 1
 DISK = ("--durability", "disk")
 ROUND_TRIPS = 5
 
@@ -310,6 +311,28 @@ def test_a_message_of_a_failed_sync_is_given_to_no_consumer_and_none_waits_for_i
         queue.publish("q", "kept")
         assert [queues.payload(message) for message in consumer.take(1)] == ["kept"]
         consumer.ack(*consumer.deliveries)
+
+
+def test_messages_whose_sync_failed_do_not_fill_a_bounded_queue(tmp_path: Path, disk: HeldDisk, stack: ExitStack):
+    with broker(tmp_path / "data", *DISK, workers=1, through=disk.through) as running:
+        queue = stack.enter_context(QueuePeer(running))
+        queue.create("q", maxQueueSize=2, overflowStrategy=DROP_NEWEST)
+        disk.hold()
+        ids = [queue.start_publish("q", "lost"), queue.start_publish("q", "lost")]
+        disk.wait_until_held()
+        disk.fail()
+        for id in ids:
+            with pytest.raises(queues.Refused):
+                queue.answer(id)
+        disk.mend()
+        queue.publish("q", "kept")
+        queue.publish("q", "kept too")
+        with pytest.raises(queues.Refused):
+            queue.publish("q", "too much")
+        queue.subscribe("q")
+        kept = queue.take(2)
+        assert queues.payloads(kept) == ["kept", "kept too"]
+        queue.ack(*kept)
 
 
 def test_written_and_confirmed_messages_are_counted_separately(tmp_path: Path, disk: HeldDisk):

@@ -118,6 +118,8 @@ cdef class Queue(StreamUser):
         cdef commit committed
         core.control_committed(self.stream.log.control, &committed)
         cdef uint64_t there = committed.next_offset
+        if self.stream.is_disk_durable:  # the home passes over messages whose sync failed
+            there -= core.control_failed_within(self.stream.log.control, core.word_load(&self.control.next), there)
         if self.stream.batch != NULL:
             there += self.stream.batch.records
         return there - departed if there > departed else 0

@@ -353,12 +353,17 @@ cdef class Stream:
         return self.log.raw == NULL
 
     cdef bint _sync_due(self) noexcept:
-        """True if messages are written that no sync has covered yet and one can still cover."""
+        """True if messages are written that no sync has covered yet and one can still cover, or that are synced and not
+        confirmed: the worker that synced them was killed just then."""
         cdef commit committed
+        cdef uint64_t durable
         if not self.is_disk_durable:
             return False
         core.control_committed(self.log.control, &committed)
-        return (core.log_durable_offset(self.log.raw) < committed.next_offset
+        durable = core.log_durable_offset(self.log.raw)
+        if core.control_confirmed_offset(self.log.control) < durable:
+            return True
+        return (durable < committed.next_offset
                 and not core.log_sync_failed(self.log.raw, committed.next_offset - 1, committed.next_offset))
 
     cdef int _look_after_sync(self) except -1:

@@ -235,6 +235,7 @@ cdef extern from "log/control.h" nogil:
     bint control_readers_wait(const control *c)
     void control_confirmed(const control *c, commit *out)
     uint64_t control_confirmed_offset(const control *c)
+    uint64_t control_failed_within(const control *c, uint64_t first, uint64_t next)
     void control_confirm(control *c, const commit *record)
     err control_old_confirm(const char *directory, const commit *record, fault *f)
 
