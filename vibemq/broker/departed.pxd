@@ -22,7 +22,8 @@ cdef class Departed:
     cdef int _store_alone(self, Member m, uint64_t first, uint64_t end) except -1
     cdef list _without_acknowledged(self, Backlog of, Member gone, list copies)
     cdef tuple _states(self, Backlog of, list ranges)
-    cdef tuple _without_passed_on(self, Backlog of, Member gone, list copies, list shared)
+    cdef list unsettled(self, Backlog of, list ranges)
+    cdef tuple _without_passed_on(self, Member gone, list copies, list shared)
     cdef Member find(self, Member m)
     cdef int take(self, Member m, Member gone, uint64_t next) except -1
     cdef bint keep(self, Backlog of, Member gone, uint64_t low, uint64_t next, bint with_ack) except -1

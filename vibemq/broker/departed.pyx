@@ -166,19 +166,21 @@ cdef class Departed:
             found[1].append((max(offset, <uint64_t> first), end))  # they have no entry yet
         return joined(found[0]), joined(found[1])
 
-    cdef tuple _without_passed_on(self, Backlog of, Member gone, list copies, list shared):
-        """Remove copies that connected members have got as well, and note them.
+    cdef list unsettled(self, Backlog of, list ranges):
+        """Return the messages of those ranges that nobody has acknowledged: connected members get copies of them."""
+        return self._states(of, ranges)[1]
+
+    cdef tuple _without_passed_on(self, Member gone, list copies, list shared):
+        """Remove copies that connected members have got as well: they count as shared.
 
         A name keeps its own copies nevertheless.  An unnamed member cannot be distinguished from the others, so their
         acknowledgements count for it.  Messages that were settled before were not passed on: they stay its own.
         """
-        came_back = [(each[1], each[1] + 1) for each in gone.again]
-        owed = joined(copies, came_back, [(max(gone.cursor, gone.skip_below), self.queue.log_end())])
-        _, gone.passed_on = self._states(of, without(owed, without(owed, gone.passed_on)))
         if gone.subscriber:
             return copies, shared
+        own = joined(copies, [(each[1], each[1] + 1) for each in gone.again])
         gone.again = [each for each in gone.again if without([(each[1], each[1] + 1)], gone.passed_on)]
-        return without(copies, gone.passed_on), joined(shared, gone.passed_on)
+        return without(copies, gone.passed_on), joined(shared, without(own, without(own, gone.passed_on)))
 
     cdef int place(self, Member m) except -1:
         if m.record:
@@ -263,7 +265,7 @@ cdef class Departed:
         if not with_ack:
             gone.again = []
         if gone.passed_on:
-            copies, shared = self._without_passed_on(of, gone, copies, shared)
+            copies, shared = self._without_passed_on(gone, copies, shared)
         gone.again.sort(key=lambda each: (-each[3], each[1]))
         counted, others = gone.again[:RANGES_KEPT_MAX], gone.again[RANGES_KEPT_MAX:]
         came_back = joined([(each[1], each[1] + 1) for each in counted])
@@ -313,6 +315,7 @@ cdef class Departed:
         cdef Member gone
         cdef uint32_t epoch
         cdef uint64_t next = of.next, end = self.queue.log_end()
+        passed_on = self.unsettled(of, passed_on) if self.unjoined else []
         for record in self.unjoined.values():
             if not record.is_admitted:
                 epoch = core.doorbell_epoch(self.queue.table.board.raw, record.worker) \

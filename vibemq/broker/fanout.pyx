@@ -173,7 +173,9 @@ cdef class FanOut(Backlog):
         self._left(gone)
         if not gone.ttl_ms and not (gone.vanished and with_ack):
             self.departures.forget(gone)
-        elif self.departures.keep(self, gone, low, self.next, with_ack):
+            return 0 if self.begins else self.departures.remains(self.members)
+        gone.passed_on = self.departures.unsettled(self, gone.passed_on)
+        if self.departures.keep(self, gone, low, self.next, with_ack):
             self.timer.at_most(self.departures.due_ms)
             self._give_to_early()
         return 0 if self.begins else self.departures.remains(self.members)
