@@ -97,7 +97,7 @@ def test_a_store_that_checks_and_writes_in_two_steps_is_refused():
     bucket = Bucket.__new__(Bucket)
     bucket._obstore, bucket._store, bucket.url, bucket.keys = store, None, "test", None
     bucket.counts, bucket._trailers, bucket._cluster = Counts(), {}, None
-    with pytest.raises(Unfit, match="looks and writes in two steps"):
+    with pytest.raises(Unfit, match="checks and writes in two steps"):
         asyncio.run(prove_create_only(bucket))
     assert store.objects == {}
 
