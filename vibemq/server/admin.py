@@ -26,7 +26,7 @@ from vibemq.broker.disk import Reserve
 from vibemq.config import Config
 from vibemq.once_a_minute import say_due, say_rest
 from vibemq.remote.asking import publisher
-from vibemq.server import listeners
+from vibemq.server import listeners, logs
 from vibemq.server.context import Context, seats
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters
@@ -72,6 +72,7 @@ async def _serve(context: Context) -> None:
     log.info("the management API is ready%s", f", and its page is at http://{address}/" if address else "")
     while not stop.is_set() and os.getppid() == context.supervisor_pid:
         say_due()
+        logs.write_pending()
         if certificates is not None and certificates.stale:
             await asyncio.to_thread(certificates.refresh)
         try:

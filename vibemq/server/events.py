@@ -28,6 +28,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "oom_score_kept": (
         "if memory runs out, the kernel may end the supervisor before a worker: /proc is read-only for it",
     ),
+    "log_lines_dropped": ("%d lines of this log were dropped: nobody read this process's standard error",),
     "superuser_made": ("user %r is the superuser, with the password of the configuration",),
     "data_directory_open_to_others": ("%s may be entered by other accounts; `chmod 700 %s` keeps messages private",),
     "identity_made_again": (

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from collections.abc import Callable
 from vibemq.errors import VibeMQError
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.server.events import OTHER, event_of
+from vibemq.server.log_output import LogOutput
 
 LINE_CHARACTERS_MAX = 16 * 1024
 #: Code locations of an exception that are logged, the innermost: enough to find the bug, one screen line each.
@@ -32,6 +32,7 @@ PLACES_MAX = 20
 #: Records of Python's warnings have their text as an argument, and Python writes each once for each place in code.
 WARNINGS = "py.warnings"
 
+STDERR = 2
 _process = "vibemq"
 #: C0, DEL and C1 of ISO 6429, and the line breaks of Unicode.
 _CONTROLS = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
@@ -99,7 +100,8 @@ class OneObject(logging.Formatter):
         return json.dumps(shown)  # in ASCII: what a terminal would obey is \u00XX
 
 
-_libraries = OnceAMinute(logging.getLogger(__name__), event=OTHER)
+logger = logging.getLogger(__name__)
+_libraries = OnceAMinute(logger, event=OTHER)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -113,21 +115,41 @@ def _is_ours(record: logging.LogRecord) -> bool:
     return False
 
 
-class _Handler(logging.StreamHandler):
-    """Counts what is said of something that is wrong, for /metrics."""
+class _Handler(logging.Handler):
+    """Writes without waiting, and counts lines that say something is wrong, for /metrics."""
 
     #: Called with "log_warnings" or "log_errors".
     tell: Callable[[str], None] | None = None
 
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self.output = LogOutput(fd)
+
     def emit(self, record: logging.LogRecord) -> None:
-        super().emit(record)
+        try:
+            self.output.write(self.format(record))
+            self.say_dropped()
+        except Exception:  # a line that cannot be made must not end what it is about
+            self.handleError(record)
         if self.tell is not None and record.levelno >= logging.WARNING:
             self.tell("log_errors" if record.levelno >= logging.ERROR else "log_warnings")
+
+    def say_dropped(self) -> None:
+        if dropped := self.output.take_dropped():
+            logger.warning("%d lines of this log were dropped: nobody read this process's standard error", dropped)
+
+    def flush(self) -> None:
+        """At the end of the process."""
+        self.acquire()
+        try:
+            self.output.end()
+        finally:
+            self.release()
 
 
 def setup(level: str, form: str = "text") -> None:
     """Send the log of this process, and of those forked from it, to standard error; ``form``: as log.format."""
-    handler = _Handler(sys.stderr)
+    handler = _Handler(STDERR)
     handler.setFormatter(OneObject() if form == "json" else OneLine())
     handler.addFilter(_is_ours)
     root = logging.getLogger()
@@ -141,13 +163,29 @@ def set_level(level: str) -> None:
 
 
 def set_process(name: str) -> None:
-    """Name this process in its log lines ("worker 1")."""
+    """Name this process, which has just been forked, in its log lines ("worker 1")."""
     global _process
     _process = name
+    for handler in _handlers():
+        handler.output.forget()
+
+
+def write_pending() -> None:
+    """Write lines that wait for a reader of standard error; whoever runs a loop calls this now and then."""
+    for handler in _handlers():
+        handler.acquire()
+        try:
+            handler.output.write_pending()
+            handler.say_dropped()
+        finally:
+            handler.release()
 
 
 def count(tell: Callable[[str], None]) -> None:
     """``tell("log_warnings")`` or ``tell("log_errors")`` for each such line of this process from now on."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, _Handler):
-            handler.tell = tell
+    for handler in _handlers():
+        handler.tell = tell
+
+
+def _handlers() -> list[_Handler]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, _Handler)]

@@ -433,6 +433,7 @@ class Supervisor:
                 key.data()
             self._due(time.monotonic())
             say_due()
+            logs.write_pending()
         say_rest()
         if self.deposed:
             return DEPOSED

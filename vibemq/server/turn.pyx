@@ -28,6 +28,7 @@ from vibemq.errors import ConnectionClosed, LimitExceeded, ProtocolError
 from vibemq.net.door import join
 from vibemq.net.hosts import host_of
 from vibemq.once_a_minute import OnceAMinute, say_due
+from vibemq.server import logs
 from vibemq.server.listeners import BACKLOG
 
 logger = logging.getLogger(__name__)
@@ -350,6 +351,7 @@ cdef class Loop:
         self.queues.tick(now_ms)
         self.on_access()
         say_due()
+        logs.write_pending()
         if self.full and len(self.connections) < self.connections_max:
             self.full = False
             self._watch_listeners()
