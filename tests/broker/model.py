@@ -40,6 +40,7 @@ class Copy:
     strikes: int = 0
     attempts: int = 0  # deliveries
     held: bool = False  # the client reported that its program holds it
+    seen: bool = False  # the program has had it, because a younger one was settled
     inherited: bool = False  # and not given yet: nobody's once the entry is acknowledged
 
 
@@ -55,6 +56,11 @@ class Consumer:
     @property
     def has_room(self) -> bool:
         return not self.gone and len(self.in_flight) < self.prefetch
+
+    def settled(self, at: int) -> Copy:
+        if at:
+            self.in_flight[at - 1].seen = True
+        return self.in_flight.pop(at)
 
 
 class QueueModel:
@@ -138,12 +144,19 @@ class QueueModel:
         """Remove a consumer that unsubscribed, or whose connection was `lost`.
 
         The delivery that its program held has failed; if the connection was lost and none was reported, the oldest one.
-        A message that went back too often before has failed as well.
+        A message that went back too often before has failed as well. Unsubscribing gives unseen messages back as never
+        delivered.
         """
         consumer = self.consumers.pop(name)
         consumer.gone = True
         oldest_failed = lost and not any(copy.held for copy in consumer.in_flight)
-        for at, copy in enumerate(consumer.in_flight):
+        seen = len(consumer.in_flight)
+        while not lost and seen and not (consumer.in_flight[seen - 1].held or consumer.in_flight[seen - 1].seen):
+            seen -= 1
+        for copy in consumer.in_flight[seen:]:
+            copy.attempts -= 1
+            copy.entry.attempts -= 1
+        for at, copy in enumerate(consumer.in_flight[:seen]):
             copy.strikes += copy.held or (oldest_failed and at == 0) or copy.attempts > UNCOUNTED_RETURNS
         if self.is_fan_out:
             self._inherit(consumer)
@@ -179,7 +192,7 @@ class QueueModel:
 
     def ack(self, name: str, at: int) -> int:
         consumer = self.consumers[name]
-        copy = consumer.in_flight.pop(at)
+        copy = consumer.settled(at)
         copy.entry.acked = True
         self._stand(consumer)
         self.settle()
@@ -192,7 +205,7 @@ class QueueModel:
 
     def nack(self, name: str, at: int) -> int:
         consumer = self.consumers[name]
-        copy = consumer.in_flight.pop(at)
+        copy = consumer.settled(at)
         copy.strikes += 1
         self._stand(consumer)
         if not self.is_fan_out:

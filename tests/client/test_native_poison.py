@@ -16,6 +16,7 @@ from vibemq.client import aconnect, connect
 from vibemq.client.micromsg2 import Micromsg2Client
 
 LIMIT = 2
+UNCOUNTED_RETURNS = 10
 names = (f"poison-{number}" for number in itertools.count())
 
 
@@ -199,3 +200,68 @@ def test_a_micromsg2_program_that_raises_has_acknowledged_earlier_messages(runni
         nobody_consumes(client, queue)
     wait_until(lambda: dead(client, queue) == 1, "it is dead")
     assert client.queue_info(queue).messages == 1
+
+
+def one_of_a_connection(running, url, queue):
+    with connect(url) as client:
+        messages = client.consume(queue, prefetch=10, timeout_s=20)
+        message = next(messages)
+        message.ack()
+    return message.payload, message.attempts
+
+
+def one_of_a_subscription(running, url, queue):
+    with connect(url) as client, client.consume(queue, prefetch=10, timeout_s=20) as messages:
+        message = next(messages)
+        message.ack()
+        messages.close()
+        return message.payload, message.attempts
+
+
+def one_of_micromsg2(running, url, queue):
+    with Micromsg2Client(port=running.ports["micromsg2"], auto_ack=False) as peer:
+        peer.subscribe(f"queue/{queue}", prefetch=10)
+        message = peer.receive(20)
+        peer.ack(message)
+    return int(message.payload), 1
+
+
+@pytest.mark.parametrize("take_one", [one_of_a_connection, one_of_a_subscription, one_of_micromsg2])
+def test_messages_that_no_program_saw_go_back_as_if_never_delivered(running, client, url, queue, take_one):
+    rounds = UNCOUNTED_RETURNS + LIMIT + 4
+    client.publish_many(queue, range(rounds + 5))
+    for number in range(rounds):
+        assert take_one(running, url, queue) == (number, 1)
+        nobody_consumes(client, queue)
+    assert (client.queue_info(queue).messages, dead(client, queue)) == (5, 0)
+    with client.consume(queue, timeout_s=20) as messages:
+        assert [(each.payload, each.attempts) for _, each in zip(range(5), messages, strict=False)] == [
+            (rounds + number, 1) for number in range(5)
+        ]
+
+
+def test_messages_that_a_program_saw_and_left_are_delivered_again_and_count(client, url, queue):
+    client.publish_many(queue, [0, 1, 2, *["unseen"] * 3])
+    for attempt in range(1, LIMIT + 2):  # from the second on the program is known to have them in hand
+        assert dead(client, queue) == 0
+        with client.consume(queue, timeout_s=20) as messages:
+            seen = [next(messages) for _ in range(3)]
+            messages.stop()
+            assert next(messages, None) is None  # so that none is in hand
+        assert [(each.payload, each.attempts) for each in seen] == [(number, attempt) for number in range(3)]
+        nobody_consumes(client, queue)
+    wait_until(lambda: dead(client, queue) == 3, "those that were seen are dead")
+    with client.consume(queue, timeout_s=20) as messages:
+        unseen = next(messages)
+    assert (unseen.payload, unseen.attempts) == ("unseen", 1)
+
+
+def test_a_message_that_a_program_has_acknowledged_past_was_seen(client, url, queue):
+    client.publish_many(queue, range(4))
+    with client.consume(queue, timeout_s=20) as messages:
+        seen = [next(messages) for _ in range(2)]
+        seen[1].ack()
+    with client.consume(queue, timeout_s=20) as messages:
+        assert [(each.payload, each.attempts) for _, each in zip(range(3), messages, strict=False)] == [
+            (0, 2), (2, 1), (3, 1),
+        ]  # fmt: skip

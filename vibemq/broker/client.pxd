@@ -96,6 +96,7 @@ cdef struct delivery:
     uint8_t id[ID_BYTES_INLINE]
     uint32_t attempts, strikes
     bint held                      # the peer reported that its program holds this message
+    bint seen                      # the peer's program has had this message, and each one before it
     uint32_t sequence              # counts what this connection was handed: tells the slot's owners apart; never 0
     int32_t consumer               # its consumer's number in this connection; NO_SLOT: the slot is free
     int32_t next, previous         # of the same consumer, in the order they were handed out
@@ -165,10 +166,14 @@ cdef class Consumer:
     cdef int64_t heard_ms             # when the peer last settled or refused a delivery
     cdef bint overdue                 # did not settle its oldest delivery in time, and none since (Home._narrow)
     cdef bint returning               # and its other deliveries in flight at that time are being taken back
+    cdef bint says_held               # its peer names the messages in its program's hand (Holding)
     cdef bint queued, fetching
 
     cdef int take(self, message_view *m, uint32_t attempts, uint32_t strikes) except -1
     cdef uint64_t lowest(self) noexcept
+    cdef bint is_any_held(self) noexcept
+    cdef int32_t last_seen(self) noexcept
+    cdef void note_seen(self, int32_t slot) noexcept
     cdef int push_pending(self, const letter *what) except -1
     cdef int write_pending(self) except -1
     # May another message be written now?  When not: call queue.room_again(self) once there is.

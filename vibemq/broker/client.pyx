@@ -360,6 +360,26 @@ cdef class Consumer:
             low = min(low, self.pending[i].offset)
         return low
 
+    cdef bint is_any_held(self) noexcept:
+        """Did the peer name a delivery as in its program's hand?"""
+        cdef int32_t slot = self.own.first
+        while slot != NO_SLOT and not self.deliveries.slots[slot].held:
+            slot = self.deliveries.slots[slot].next
+        return slot != NO_SLOT
+
+    cdef int32_t last_seen(self) noexcept:
+        """Return the youngest delivery that the peer's program has had, or NO_SLOT: those behind it are unseen."""
+        cdef int32_t slot = self.own.last
+        while slot != NO_SLOT and not self.deliveries.slots[slot].held and not self.deliveries.slots[slot].seen:
+            slot = self.deliveries.slots[slot].previous
+        return slot
+
+    cdef void note_seen(self, int32_t slot) noexcept:
+        """The peer settles this delivery before older ones: its program has had these, because clients work in order."""
+        cdef int32_t older = self.deliveries.slots[slot].previous
+        if older != NO_SLOT:
+            self.deliveries.slots[older].seen = True
+
     cdef int push_pending(self, const letter *what) except -1:
         if self.pending_head == self.pending_size:
             self.pending_head = self.pending_size = 0
@@ -512,7 +532,7 @@ cdef class InFlight:
             memcpy(d.id_long, id, id_size)
         self.free_slot = d.next
         d.offset, d.sent_ms, d.attempts, d.strikes, d.consumer = offset, now_ms, attempts, strikes, consumer
-        d.held = False
+        d.held = d.seen = False
         self.sequence += 1 + (self.sequence == <uint32_t> -1)
         d.sequence = self.sequence
         d.hash, d.id_size = _hash(self.key, id, id_size), id_size

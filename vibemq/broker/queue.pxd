@@ -82,7 +82,6 @@ cdef class Queue(StreamUser):
     cdef int _heard(self, Consumer consumer) except -1
     cdef int _return(self, Consumer consumer, int32_t slot, bint failed, int64_t delay_ms) except -1
     cdef int _return_pending(self, Consumer consumer) except -1
-    cdef bint _is_any_held(self, Consumer consumer) noexcept
     cdef int _settle(self, uint64_t offset) except -1
     cdef int _put_off(self, uint64_t offset, const fault *f, object returned) except -1
     cdef bint _is_fan_out(self) noexcept

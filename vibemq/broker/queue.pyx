@@ -261,21 +261,26 @@ cdef class Queue(StreamUser):
         A delivery counts as failed if the peer reported that its program holds the message, or if the message went back
         too often before (UNCOUNTED_RETURNS_MAX).  `lost`: the connection was lost.  Clients work in order, so then the
         oldest delivery counts if the peer reported none.  When this worker ends, none counts.
+        If it `says_held` and leaves in good order, messages that its program has not seen go back as never delivered.
         """
         cdef letter l
-        cdef bint vanished = lost or self.table.ending
         cdef delivery *d
-        cdef bint failed, counts = not self.table.ending
-        cdef bint oldest_counts = lost and counts and not self._is_any_held(consumer)
+        cdef bint failed, counts = not self.table.ending, vanished = lost or self.table.ending
+        cdef bint oldest_counts = lost and counts and not consumer.is_any_held()
+        cdef int32_t slot, last_seen = consumer.last_seen()
+        cdef bint knows_seen = consumer.says_held and not vanished, unseen = knows_seen and last_seen == NO_SLOT
         if consumer.queue is not self:
             return
         self.check_home()
         self.report(consumer)
         while consumer.own.first != NO_SLOT:
-            d = &consumer.deliveries.slots[consumer.own.first]
-            failed = counts and (oldest_counts or d.held or d.attempts > UNCOUNTED_RETURNS_MAX)
+            slot = consumer.own.first
+            d = &consumer.deliveries.slots[slot]
+            d.attempts = max(d.attempts, <uint32_t> unseen) - unseen
+            failed = counts and not unseen and (oldest_counts or d.held or d.attempts > UNCOUNTED_RETURNS_MAX)
             oldest_counts = False
-            self._return(consumer, consumer.own.first, failed, 0)
+            unseen |= knows_seen and slot == last_seen
+            self._return(consumer, slot, failed, 0)
         self._return_pending(consumer)
         del self.consumers[consumer.consumer_id]
         if consumer.record and not vanished and not consumer.subscriber_ttl_s:
@@ -292,20 +297,13 @@ cdef class Queue(StreamUser):
             self.told = 0
         self.close_if_unused()
 
-    cdef bint _is_any_held(self, Consumer consumer) noexcept:
-        """True if the peer reported a delivery that its program holds."""
-        cdef int32_t slot = consumer.own.first
-        while slot != NO_SLOT and not consumer.deliveries.slots[slot].held:
-            slot = consumer.deliveries.slots[slot].next
-        return slot != NO_SLOT
-
     cdef int _return_pending(self, Consumer consumer) except -1:
-        """Give back messages that a home on another worker handed over and that were never written."""
+        """Give back messages that a home on another worker handed over and that were never written: no attempts."""
         cdef letter l
         cdef size_t i
         for i in range(consumer.pending_head, consumer.pending_size):
             l = consumer.pending[i]
-            self.give_back_message(consumer, l.offset, l.attempts, l.strikes, 0)
+            self.give_back_message(consumer, l.offset, max(l.attempts, 1) - 1, l.strikes, 0)
         consumer.pending_head = consumer.pending_size = 0
         return 0
 
@@ -326,11 +324,11 @@ cdef class Queue(StreamUser):
         self._settle(offset)
         if slot == consumer.own.first:
             consumer.clock_ms = self.table.now_ms  # the next one's timeout starts here
+        else:
+            consumer.note_seen(slot)
         consumer.deliveries.remove(&consumer.own, slot)
         self._heard(consumer)
-        if self.home is not None:
-            return self.home.acked(consumer)
-        return self.count_settled(consumer)
+        return self.home.acked(consumer) if self.home is not None else self.count_settled(consumer)
 
     cdef int count_settled(self, Consumer consumer) except -1:
         """A home on another worker is told at the end of the turn, of all at once."""
@@ -380,6 +378,7 @@ cdef class Queue(StreamUser):
     cdef int give_back(self, Consumer consumer, int32_t slot, bint strike, int64_t delay_ms) except -1:
         """Refuse this delivery for its consumer: the message is ready again, after `delay_ms` or the back-off."""
         self._heard(consumer)
+        consumer.note_seen(slot)
         return self._return(consumer, slot, strike, delay_ms)
 
     cdef int _heard(self, Consumer consumer) except -1:
@@ -424,7 +423,7 @@ cdef class Queue(StreamUser):
                 return 0
             w = core.ledger_unpack(word)
             w.state = LEDGER_DELAYED if delay_ms else LEDGER_READY
-            w.attempts, w.strikes = attempts if delay_ms == UNSUITED else w.attempts, strikes
+            w.attempts, w.strikes = min(attempts, <uint32_t> core.LEDGER_ATTEMPTS_MAX), strikes
             if not core.ledger_swap(entry, word, w):
                 return 0
         if self.home is not None:

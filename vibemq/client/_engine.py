@@ -95,7 +95,7 @@ class Feed:
         self._consumer = ref(consumer)
 
     def hold(self) -> None:
-        """Report the message that the program holds, before the subscription ends."""
+        """Report the message that the program holds, and the last one it has seen, before the subscription ends."""
         if (consumer := self._consumer()) is not None:
             consumer._say_held()
 
@@ -136,7 +136,7 @@ class Engine:
         self._thread_id = threading.get_ident()
         self._link = Link(settings, self.core, self._received, self._lost)
         self._flows: set[Flow] = set()  # those that somebody waits for
-        self._settled: deque[tuple[Message, int]] = deque()  # never replaced: other threads append
+        self._settled: deque[tuple[Message, int, bool]] = deque()  # never replaced: other threads append
         self._settling = False
         self._feeds: dict[str, Feed] = {}
         self._beside: dict[Feed, Engine] = {}
@@ -238,7 +238,7 @@ class Engine:
         beside, self._beside = self._beside, {}
         await asyncio.gather(*(engine.close(timeout_s) for engine in beside.values()))
         if self.is_connected:
-            link.say_goodbye()
+            link.say_goodbye(bool(self._feeds))
         self.end(None)
         await link.wait_closed(timeout_s)
 
@@ -548,12 +548,12 @@ class Engine:
         except VibeMQError as error:
             log.warning("queue %s: unsubscribing failed: %s", feed.queue, error)
 
-    def settle(self, message: Message, done: bool | None) -> bool:
+    def settle(self, message: Message, done: bool | None, in_hand: bool = True) -> bool:
         """Send Ack, Nack or (None) Holding together with others of this turn of the loop. From any thread."""
         command, feature = SETTLEMENTS[done]
         if self.is_over or not (done or feature in self.features):
             return False
-        self._settled.append((message, command))
+        self._settled.append((message, command, in_hand))
         if not self._settling:
             self._settling = True
             if threading.get_ident() == self._thread_id:

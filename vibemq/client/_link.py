@@ -76,6 +76,7 @@ class Link(asyncio.Protocol):
         self._first: asyncio.Future[codec.Message] = self._loop.create_future()
         self._requests: dict[bytes, asyncio.Future[codec.Message]] = {}
         self._received_at = 0.0
+        self._lingers = False
         self._ping: asyncio.TimerHandle | None = None
 
     # ---- opening ----
@@ -140,7 +141,8 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received_at = self._loop.time()
-        self._on_data(self, data)
+        if not self._lingers:
+            self._on_data(self, data)
 
     def pause_writing(self) -> None:
         self.writable.clear()
@@ -230,9 +232,18 @@ class Link(asyncio.Protocol):
                 future.set_exception(why)
                 future.exception()  # somebody may have stopped waiting
 
-    def say_goodbye(self) -> None:
+    def say_goodbye(self, lingers: bool) -> None:
+        """Send Disconnect and close; `lingers`: only once the broker has closed.
+
+        A socket that is closed while deliveries arrive resets its connection: the broker might not read the goodbye.
+        """
         self.write(self._frame(Command.DISCONNECT))
-        if self.transport is not None:
+        if self.transport is None:
+            return
+        if lingers and self.transport.can_write_eof():
+            self._lingers = True
+            self.transport.write_eof()
+        else:
             self.transport.close()
 
     async def wait_closed(self, timeout_s: float) -> None:

@@ -71,6 +71,7 @@ class Conversation:
         self._sent_type: str | None = None
         self._messages: deque[tuple[Message, list[int]]] = deque()  # received, not yet handed out; and their frames
         self._handed: list[int] = []  # the unacknowledged frames of messages that were
+        self._queues: set[str] = set()  # subscribed to; the end of the connection leaves topics
         self._last_count = 0  # deliveries of the last one among them
         self._part: codec.Message | None = None  # the first fragment of a message that goes on
         self._part_payload = bytearray()

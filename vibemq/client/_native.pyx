@@ -41,6 +41,9 @@ cdef enum:
     PLACE_BITS = 20  # of the number; the other 44 last two years for a batch every 4 us
     BATCH_BYTES_FIRST = 4096
 
+cdef bytes NOT_IN_HAND = b"false"  # the payload of a Holding: the program had the message, and has it no more
+cdef uint32_t NOT_IN_HAND_SIZE = <uint32_t>len(NOT_IN_HAND)
+
 cdef dict RESEND = {"vibemq-resend": "1"}
 cdef object END = object()
 cdef bytes FIRST = b"\x00\x10deliveryAttempts\x00\x011"  # the last header of a first delivery
@@ -326,13 +329,14 @@ cdef class Message:
         if not self.settled and self.epoch == self.core.epoch:
             self.settled = self.core.on_settle(self, False)
 
-    def hold(self):
+    def hold(self, bint in_hand=True):
         """Report that the program holds the message, so that its failure counts if it is not settled.
 
+        Not `in_hand`: the program had it, and continued without settling it. The broker then knows the messages it has seen.
         Nothing is sent to a broker without this command. The consumers call this where it matters.
         """
         if not self.settled and self.epoch == self.core.epoch:
-            self.core.on_settle(self, None)
+            self.core.on_settle(self, None, in_hand)
 
     def __repr__(self):
         return f"Message(queue={self.queue!r}, id={self.id!r}, attempts={self.attempts}, raw={len(self.raw)} B)"
@@ -348,7 +352,7 @@ cdef class Core:
     cdef bint text_layout
     cdef Py_ssize_t body_max, read_max, threshold
     cdef readonly uint64_t epoch  # counts connections
-    cdef public object on_settle  # called with (message, done) from any thread
+    cdef public object on_settle  # called with (message, done[, in_hand]) from any thread
     cdef object packer  # name of the negotiated compression
     cdef uint8_t flags_max
     cdef bytearray tail
@@ -490,24 +494,28 @@ cdef class Core:
         return 0
 
     def settlements(self, list settled not None):
-        """Return the Ack, Nack and Holding frames for (message, type), without those of an older connection."""
+        """Return the Ack, Nack and Holding frames for (message, type, in_hand), without those of an older connection."""
         cdef Message message
         cdef Py_ssize_t size = 0
         cdef bytes out
         cdef uint8_t *p
-        cdef list frames = [pair for pair in settled if (<Message>pair[0]).epoch == self.epoch]
+        cdef list frames = [each for each in settled if (<Message>each[0]).epoch == self.epoch]
         cdef int kind
-        for message, kind in frames:
-            size += frame_size(len(message.id_bytes), len(message.queue_bytes), 0, 0, self.text_layout)
+        cdef bint in_hand
+        cdef uint32_t payload_size
+        for message, kind, in_hand in frames:
+            payload_size = 0 if in_hand else NOT_IN_HAND_SIZE
+            size += frame_size(len(message.id_bytes), len(message.queue_bytes), payload_size, 0, self.text_layout)
         out = PyBytes_FromStringAndSize(NULL, size)
         p = <uint8_t *>PyBytes_AS_STRING(out)
-        for message, kind in frames:
-            size = frame_size(len(message.id_bytes), len(message.queue_bytes), 0, 0, self.text_layout)
+        for message, kind, in_hand in frames:
+            payload_size = 0 if in_hand else NOT_IN_HAND_SIZE
+            size = frame_size(len(message.id_bytes), len(message.queue_bytes), payload_size, 0, self.text_layout)
             p = frame_begin(
                 p, size, kind, PyBytes_AS_STRING(message.id_bytes), len(message.id_bytes),
                 PyBytes_AS_STRING(message.queue_bytes), len(message.queue_bytes),
             )
-            p = frame_end(frame_payload(p, NULL, 0, 0), self.text_layout)
+            p = frame_end(frame_payload(p, PyBytes_AS_STRING(NOT_IN_HAND), payload_size, 0), self.text_layout)
         return out
 
     # ---- in ----

@@ -56,6 +56,7 @@ class AnyConsumer:
         self._open = self._over = self._stopped = False
         self._why: VibeMQError | None = None
         self._last: Message | None = None
+        self._youngest: Message | None = None  # of those handed out
         self._news: asyncio.Event | threading.Event = asyncio.Event()
 
     def _arrived(self, messages: list[Message]) -> None:
@@ -83,7 +84,7 @@ class AnyConsumer:
             while not self._stopped:  # until it is closed, more may come
                 message = self._messages.popleft()
                 if not message.stale:  # else it comes again
-                    self._last = message
+                    self._last = self._youngest = message
                     return message
         except IndexError:
             pass
@@ -96,10 +97,11 @@ class AnyConsumer:
         self._last = None
 
     def _say_held(self) -> None:
-        """Report the message that the program holds to the broker."""
+        """Report the message that the program holds to the broker, or else the last one that it has seen."""
         last, self._last = self._last, None
-        if last is not None and not self.looks_only:
-            last.hold()
+        youngest, self._youngest = self._youngest, None
+        if youngest is not None:
+            youngest.hold(youngest is last and not self.looks_only)
 
     def _leave(self, error: BaseException | None) -> None:
         """End the block. An error makes the message in hand failed, unless the error ends the program."""

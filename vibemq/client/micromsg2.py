@@ -195,9 +195,12 @@ class Micromsg2Client(Conversation, contextlib.AbstractContextManager["Micromsg2
     ) -> None:
         """Messages to `destination` come, with a filter (`age>=N18;name<Tto`) only those of which all of it is true."""
         wanted = {} if filter is None else {"filter": filter}
+        if not destination.lower().startswith(spec.TOPIC_PREFIX):
+            self._queues.add(destination)
         self._pub_sub("subscribe", timeout_s, destination=destination, **wanted, **more)
 
     def unsubscribe(self, destination: str, *, timeout_s: float | None = None) -> None:
+        self._queues.discard(destination)
         self._pub_sub("unsubscribe", timeout_s, destination=destination)
 
     def _pub_sub(self, name: str, timeout_s: float | None, **pairs: Any) -> None:
@@ -271,16 +274,19 @@ class Micromsg2Client(Conversation, contextlib.AbstractContextManager["Micromsg2
             self._leave(timeout_s)
 
     def _say_held(self, timeout_s: float) -> None:
-        """Report the message that the program holds: it has failed, and earlier ones have not.
+        """Report the message that the program holds, and unsubscribe: it has failed, and earlier ones have not.
 
-        With auto_ack the program was done with the earlier ones, so they are acknowledged.
+        With auto_ack the program was done with the earlier ones, so they are acknowledged. It never saw later ones.
         """
-        if self._link.closed or not self._handed or not self.agreed.reply:
+        if self._link.closed or not self._queues or not self.agreed.reply:
             return
-        done, held = self._handed[: -self._last_count], self._handed[-1]
+        done, held = self._handed[: -self._last_count], self._handed[-1] if self._handed else 0
         if self.auto_ack:
             self._acknowledge(done, timeout_s)
-        self._write(codec.encode_command("holding", [("number", str(held))]), self._deadline(timeout_s))
+        deadline = self._deadline(timeout_s)
+        self._write(codec.encode_command("holding", [("number", str(held))]), deadline)
+        while self._queues:  # the end of a connection alone may be a loss
+            self._write(codec.encode_command("unsubscribe", [("destination", self._queues.pop())]), deadline)
 
     def _leave(self, timeout_s: float) -> None:
         """Goes when the peer has closed, too; at once would cost what is still on its way."""

@@ -467,9 +467,9 @@ def delete(command: Command) -> None:
 
 
 def holding(command: Command) -> None:
-    """Note that the peer's program holds a delivery: it has failed if it goes back to its queue unsettled."""
+    """Note that the peer's program holds a delivery, or none (0): it has failed if it goes back unsettled."""
     text = command.value("number") or ""
-    number = number_in(text, SEQUENCE_MAX)
+    number = 0 if text == "0" else number_in(text, SEQUENCE_MAX)
     if number is None:
         raise Refused(ErrorCode.BAD_COMMAND, f"holding needs the number of a message, had '{text:.20}'")
     command.session.note_held(number)

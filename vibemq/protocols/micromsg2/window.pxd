@@ -97,6 +97,7 @@ cdef class Sender:
     cdef bytes dotnet_type_sent
     cdef bint is_sharp                 # the peer is SharpMessaging, which reads less than the protocol allows
     cdef uint32_t payload_max          # of what such a one can read
+    cdef bint says_held                # the peer names the messages in its program's hand
     cdef bint has_autos                # something is settled as soon as the socket has taken it
     cdef bint has_stalled              # some subscription was told that there is no room
 

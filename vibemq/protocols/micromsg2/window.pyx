@@ -268,6 +268,7 @@ cdef class Sender:
         cdef uint32_t count = self.window.covered(number)
         cdef sent_message s
         cdef delivery *d
+        self.says_held = True
         if not count:
             return
         s = self.window.ring[(self.window.first + count - 1) & (self.window.capacity - 1)]
@@ -423,6 +424,7 @@ cdef class Subscription(Consumer):
         return self.outlet.sender.session.peer
 
     def leave(self, bint lost):
+        self.says_held = self.outlet.sender.says_held
         if self.queue is not None:
             self.queue.remove_consumer(self, lost)
 

@@ -288,6 +288,7 @@ cdef class Subscription(Consumer):
                 "prefetch": self.prefetch, "in_flight": self.own.count, "properties": {}}
 
     def leave(self, bint lost):
+        self.says_held = "holding" in self.session.features
         if self.queue is not None:
             self.queue.remove_consumer(self, lost)
 
@@ -459,7 +460,10 @@ cdef class NativeSession(QueueSession):
             return 0  # it went back to the queue, or was settled, before this was on its way
         consumer = <Consumer> self.by_number[self.in_flight.slots[slot].consumer]
         if frame.type == TYPE_HOLDING:
-            self.in_flight.slots[slot].held = True
+            if frame.payload_size:  # `false`: it had it, and has it no more
+                self.in_flight.slots[slot].seen = True
+            else:
+                self.in_flight.slots[slot].held = True
         elif frame.type == TYPE_NACK:
             (<Queue> consumer.queue).give_back(consumer, slot, True, 0)
         else:
