@@ -23,7 +23,7 @@
 #define WORDS_BYTES 40u /* base, next, departed, purge, synced */
 #define INPUT_MAX_BYTES (HEAD_BYTES + WORDS_BYTES + 8192u)
 #define UNIT (LEDGER_BLOCK_ENTRIES / 16)
-#define OFFSET_MASK 0xFFFFFu /* a page that reaches further costs a look for each of its blocks */
+#define OFFSET_MASK 0x3FFFFu /* a page that reaches further costs a new file for each of its blocks */
 
 static char directory[64];
 
@@ -119,7 +119,7 @@ static void recover(uint64_t first, uint64_t next)
     ledger_check(l);
     uint64_t base = atomic_load(&c->base), end = atomic_load(&c->next);
     uint64_t ready = ledger_count(l, base, end, LEDGER_READY);
-    CHECK(base >= first && end <= next && atomic_load(&c->departed) == end - ready && ledger_purge_unpack(atomic_load(&c->purge)) <= next);
+    CHECK(base >= first && end <= next && atomic_load(&c->departed) == end - ready && ledger_offset_unpack(atomic_load(&c->purge)) <= next);
     CHECK(ready + ledger_count(l, base, end, LEDGER_SETTLED) <= end - base);
     CHECK(ledger_count(l, base, end, LEDGER_IN_FLIGHT) == 0 && ledger_count(l, base, end, LEDGER_DEAD) == 0);
     CHECK(ledger_reserve(l, end + LEDGER_BLOCK_ENTRIES, &f) == OK);

@@ -3,8 +3,8 @@
  * ledger: the control page, the files of blocks, and what the home does over all of them.
  *
  * The order of stores makes a kill harmless at every instruction: a block's file exists with its room before
- * next passes into it, and is removed before base passes over it.  So whatever a missing
- * block below next was, it was settled.
+ * next passes into it, and is removed after base has passed over it, or after its ".settled" file was made.
+ * So a block that is missing in [base, next) without that file is damage.
  */
 #include "ledger.h"
 
@@ -153,6 +153,26 @@ static bool block_may_come(uint64_t number, uint64_t next)
     return (number + 1) * LEDGER_BLOCK_ENTRIES > next;
 }
 
+err ledger_note_settled(const char *directory, uint64_t number, struct fault *f)
+{
+    struct file_path path;
+    int fd;
+    err e = file_open_numbered(&path, directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SETTLED_SUFFIX, O_WRONLY | O_CREAT,
+                               &fd, f);
+    if (!e) file_close(&fd);
+    return e;
+}
+
+/* Its file is not there: OK if all of it is settled. */
+static err block_missing(struct ledger *l, uint64_t number, const char *path, struct fault *f)
+{
+    struct stat st;
+    struct file_path noted = file_path_numbered(l->directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SETTLED_SUFFIX);
+    err e = file_stat_of(noted.text, &st, f);
+    if (e == ERR_NOT_FOUND && number < word_load(&l->control->base) / LEDGER_BLOCK_ENTRIES) e = OK;
+    return e == ERR_NOT_FOUND ? fault_set(f, ERR_CORRUPT, 0, path, 0, LEDGER_BLOCK_BYTES, 0) : e;
+}
+
 /* The entries of block `number`, mapped; NULL as ledger_entry says. */
 static struct ledger_entry *block_entries(struct ledger *l, uint64_t number, struct fault *f)
 {
@@ -171,8 +191,10 @@ static struct ledger_entry *block_entries(struct ledger *l, uint64_t number, str
     int fd;
     err e = block_open(l, number, O_RDWR, &path, &fd, f);
     if (e == ERR_NOT_FOUND) {
-        b->gone = !block_may_come(number, next);
-        if (f) f->code = OK;
+        bool may_come = block_may_come(number, next);
+        e = may_come ? OK : block_missing(l, number, path.text, f);
+        b->gone = !e && !may_come;
+        if (f && !e) f->code = OK;
         return NULL;
     }
     if (e) return NULL;
@@ -203,7 +225,11 @@ static err block_make(struct ledger *l, uint64_t number, struct fault *f)
     int fd;
     err e = block_open(l, number, O_RDWR, &path, &fd, f);
     bool fresh = e == ERR_NOT_FOUND;
-    if (fresh) e = file_open(path.text, O_RDWR | O_CREAT | O_EXCL, &fd, f);
+    if (fresh) { /* a note of other offsets does not speak for it */
+        struct file_path noted = file_path_numbered(l->directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SETTLED_SUFFIX);
+        e = file_unlink(noted.text, f);
+        if (!e) e = file_open(path.text, O_RDWR | O_CREAT | O_EXCL, &fd, f);
+    }
     if (e) return e;
     uint64_t size = 0;
     if (!fresh) e = file_size(fd, path.text, &size, f);
@@ -230,16 +256,24 @@ static err block_allocate(struct ledger *l, uint64_t number, uint32_t from, uint
     return e;
 }
 
-/* Home: remove the file and the mapping.  A file that cannot be removed is tried again by who
- * comes home next; its entries stay settled. */
+/* Home: remove the mapping, and the file or, of a block that is gone, its ".settled" file.  A file that cannot be
+ * removed is tried again by who comes home next; its entries stay settled. */
 static void block_drop(struct ledger *l, uint64_t number)
 {
     struct ledger_block *b = block_known(l, number);
     struct file_path path = file_path_numbered(l->directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
+    struct file_path noted = file_path_numbered(l->directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SETTLED_SUFFIX);
     if (!b || !b->gone) file_unlink(path.text, NULL);
+    if (!b || b->gone) file_unlink(noted.text, NULL);
     if (!b) return;
     block_unmap(b);
     b->gone = true;
+}
+
+/* Home: drop the blocks of [from, to) that lie below base. */
+static void blocks_drop(struct ledger *l, uint64_t from, uint64_t to)
+{
+    for (uint64_t number = from; number < to; number++) block_drop(l, number);
 }
 
 /* Raise the block's count of settled entries as far as it goes, below `end` entries; returns it. */
@@ -380,14 +414,40 @@ uint64_t ledger_count(struct ledger *l, uint64_t from, uint64_t to, enum ledger_
     return count;
 }
 
+/* Home: remove a file of a block below base, which a killed home has left. */
+static err file_tidy(void *context, const char *directory, const char *name, struct fault *f)
+{
+    struct ledger *l = context;
+    uint64_t first;
+    if (!file_name_parse(name, LEDGER_SUFFIX, &first) && !file_name_parse(name, LEDGER_SETTLED_SUFFIX, &first)) return OK;
+    uint64_t base_block = word_load(&l->control->base) / LEDGER_BLOCK_ENTRIES;
+    if (first / LEDGER_BLOCK_ENTRIES >= base_block) return OK;
+    struct file_path path = file_path_name(directory, name);
+    return file_unlink(path.text, f);
+}
+
+/* Home: a block that is missing without a note is there again, all zeros, so its messages are delivered again. */
+static struct ledger_entry *block_again(struct ledger *l, uint64_t number, struct ledger_damage *damage)
+{
+    struct ledger_block *b = block_known(l, number);
+    struct file_path path = file_path_numbered(l->directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
+    struct stat st;
+    if ((b && b->gone) || file_stat_of(path.text, &st, NULL) != ERR_NOT_FOUND) return NULL;
+    if (block_make(l, number, NULL) || block_allocate(l, number, 0, LEDGER_BLOCK_ENTRIES, NULL)) return NULL;
+    if (damage->blocks++ == 0) damage->block = number * LEDGER_BLOCK_ENTRIES;
+    return block_entries(l, number, NULL);
+}
+
 struct ledger_damage ledger_verify(struct ledger *l)
 {
     struct ledger_damage damage = {0};
     uint64_t at = 0, to = UINT64_MAX;
+    file_each(l->directory, file_tidy, l, NULL); /* what cannot be removed is harmless */
     clamp_to_entries(l, &at, &to);
     while (at < to) {
         struct range r = range_at(at, to);
         struct ledger_entry *entries = block_entries(l, r.number, NULL);
+        if (!entries) entries = block_again(l, r.number, &damage);
         for (uint32_t i = r.from; entries && i < r.to; i++) {
             uint64_t word = word_load(&entries[i].word);
             if (ledger_is_known(word, entries[i].place)) continue;
@@ -402,7 +462,7 @@ struct ledger_damage ledger_verify(struct ledger *l)
 
 /* ---- settling ---- */
 
-/* Move over what is settled from `base` on; drops the blocks that end with it. */
+/* Move over what is settled from `base` on. */
 static uint64_t settle_base(struct ledger *l, uint64_t base, uint64_t upto)
 {
     while (base < upto) {
@@ -414,18 +474,19 @@ static uint64_t settle_base(struct ledger *l, uint64_t base, uint64_t upto)
         uint32_t settled = entries ? block_settled(block_known(l, r.number), r.from, r.to) : r.to;
         base = first + settled;
         if (settled < LEDGER_BLOCK_ENTRIES) break;
-        block_drop(l, r.number);
     }
     return base;
 }
 
-/* Drop the block in the middle if all of it is settled.  Says whether it had to be looked at. */
+/* Drop the block in the middle if all of it is settled and that can be noted.  Says whether it had to be looked at. */
 static bool settle_block(struct ledger *l, uint64_t number)
 {
     struct ledger_block *b = block_known(l, number);
     if (b && b->gone) return false;
     if (!block_entries(l, number, NULL)) return true;
-    if (block_settled(block_known(l, number), 0, LEDGER_BLOCK_ENTRIES) == LEDGER_BLOCK_ENTRIES) block_drop(l, number);
+    if (block_settled(block_known(l, number), 0, LEDGER_BLOCK_ENTRIES) == LEDGER_BLOCK_ENTRIES &&
+        ledger_note_settled(l->directory, number, NULL) == OK)
+        block_drop(l, number);
     return true;
 }
 
@@ -433,7 +494,10 @@ uint64_t ledger_settle(struct ledger *l, uint64_t floor, uint32_t blocks_most)
 {
     uint64_t old = word_load(&l->control->base), upto = least(floor, word_load(&l->control->next));
     uint64_t base = settle_base(l, old, upto);
-    if (base != old) ledger_store_base(l->control, base);
+    if (base != old) {
+        ledger_store_base(l->control, base);
+        blocks_drop(l, old / LEDGER_BLOCK_ENTRIES, base / LEDGER_BLOCK_ENTRIES);
+    }
 
     uint64_t first = base / LEDGER_BLOCK_ENTRIES + 1, end = upto / LEDGER_BLOCK_ENTRIES;
     if (first >= end) return base;
@@ -452,11 +516,11 @@ void ledger_skip(struct ledger *l, uint64_t offset)
     if (offset <= base) return;
     /* A home may have had room for a whole block behind next, so that it reached into the one after. */
     uint64_t end = least(offset / LEDGER_BLOCK_ENTRIES, next / LEDGER_BLOCK_ENTRIES + 2);
-    for (uint64_t number = base / LEDGER_BLOCK_ENTRIES; number < end; number++) block_drop(l, number);
     /* Base first: entries between the old next and the new do not exist, and would never be settled. */
     ledger_store_base(l->control, offset);
     if (offset > next) ledger_store_next(l->control, offset);
     if (word_load(&l->control->departed) < offset) word_store(&l->control->departed, offset);
+    blocks_drop(l, base / LEDGER_BLOCK_ENTRIES, end);
 }
 
 void ledger_trim(struct ledger *l)

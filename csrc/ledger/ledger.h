@@ -6,20 +6,21 @@
  *
  *   ledger                               one page: the home, how far the queue has come, counters
  *   <20 digits of first offset>.ledger   a block: one entry for each of LEDGER_BLOCK_ENTRIES offsets
+ *   <20 digits of first offset>.settled  empty: that block was removed, because all of it was settled
  *
  * An entry is two words.  Every change of state is one aligned 8-byte store or compare-and-swap of
  * the first, so a kill -9 never tears it: the mapping is the journal against the death of processes.
  * Power loss may bring back an older state, which only means one more delivery.  What must not come
  * back is a page that knows of a block whose file was lost with its name: `synced` tells up to where
- * a missing block means "settled" also then.
+ * names are on disk.
  *
  *        base                     next                 the log's next offset
  *   settled | entries of any state | no entry: waiting   | not written yet
  *
  * Blocks come as `next` grows and go when all of a block is settled, wherever it lies: so one
- * message that nobody acknowledges holds one block and not all that came after it.  A missing
- * block below `next` is one that was settled.  Room is allocated before it is touched, because
- * a full disk is SIGBUS to who stores into a hole.
+ * message that nobody acknowledges holds one block and not all that came after it.  A block that is removed
+ * above `base` leaves an empty file, so a block that is missing without one is damage, and its messages are
+ * delivered again.  Room is allocated before it is touched, because a full disk is SIGBUS to who stores into a hole.
  *
  * WHO WRITES.  The home (the worker named in `home`) makes entries, hands messages out, moves
  * base and next, adds and drops blocks.  The worker of the consumer that has a message in flight
@@ -27,7 +28,7 @@
  * with the home.  A handle belongs to one thread.
  *
  * Invariants: base <= next (but for the instant of a ledger_skip); an offset
- * in [base, next) has an entry whose state is not LEDGER_NONE, or lies in a block that is gone;
+ * in [base, next) has an entry whose state is not LEDGER_NONE, or lies in a block whose ".settled" file is there;
  * departed <= next; synced <= next.
  */
 #ifndef VIBEMQ_LEDGER_LEDGER_H
@@ -49,6 +50,8 @@
 #define LEDGER_BLOCKS_MAX 65536u       /* [base, next) spans at most 2^30 offsets: no hand-out beyond it */
 #define LEDGER_OFFSET_MAX (UINT64_C(1) << 62) /* beyond: a damaged page; so sums of offsets never wrap */
 #define LEDGER_SUFFIX ".ledger"
+#define LEDGER_SETTLED_SUFFIX ".settled"
+#define LEDGER_COUNT_MAX (UINT64_C(1) << 53) /* of a counter: beyond, JSON and metrics could not show it exactly */
 
 /* The shared page.  Plain counters are written by the home alone. */
 struct ledger_control {
@@ -59,7 +62,7 @@ struct ledger_control {
     _Alignas(128) _Atomic uint64_t base;     /* every offset below is settled */
     _Atomic uint64_t next;                   /* from here on there are no entries: never handed out */
     _Atomic uint64_t departed;               /* next less the messages below it that are ready: what does not wait */
-    _Atomic uint64_t purge;                  /* all waiting messages below it are to be settled: ledger_purge_pack */
+    _Atomic uint64_t purge;                  /* all waiting messages below it are to be settled: ledger_offset_pack */
     _Atomic uint64_t synced;                 /* blocks that begin below it are durable, name and all (ledger_sync) */
     /* Copies, stored after the words of these names.  Two equal ones of three show the damaged one, also after a kill. */
     _Atomic uint64_t base_copies[2], next_copies[2], synced_copies[2];
@@ -67,8 +70,8 @@ struct ledger_control {
     _Atomic uint64_t room_wanted;            /* mask of those whose publishers wait for room */
     _Alignas(128) _Atomic uint64_t consumers, in_flight;
     _Atomic uint64_t delivered, redelivered, acked, expired, dropped, dead_lettered, purged;
-    _Atomic uint64_t looked;                 /* 1 more than the log's end when the home last dropped what was too much;
-                                                0: not known */
+    _Atomic uint64_t looked;                 /* ledger_offset_pack of 1 more than the log's end when the home last
+                                                dropped what was too much; 0: not known */
     /* Any worker's: messages that a full queue did not take, and whose publishers were told. */
     _Alignas(128) _Atomic uint64_t refused;
     /* Home, in a queue without a limit of failed deliveries: the number of messages that fail repeatedly, the offset of the
@@ -98,7 +101,7 @@ static inline void ledger_store_next(struct ledger_control *c, uint64_t next)
 /* Any worker: settle all waiting messages below `offset`. */
 static inline void ledger_order_purge(struct ledger_control *c, uint64_t offset)
 {
-    word_raise(&c->purge, ledger_purge_pack(offset));
+    word_raise(&c->purge, ledger_offset_pack(offset));
 }
 
 /* Before any worker lives: nobody is home and nobody consumes, so what was in flight waits again.  What a home works
@@ -135,6 +138,9 @@ struct ledger {
     char directory[];
 };
 
+/* Note that all of a block is settled, so that its file may be removed.  ERR_IO, ERR_DISK_FULL. */
+err ledger_note_settled(const char *directory, uint64_t number, struct fault *f);
+
 /* Make the control page in a log's directory (as "ledger.tmp", renamed); `base`: the first offset that
  * is a message of the queue.  ERR_EXISTS, ERR_IO, ERR_DISK_FULL. */
 err ledger_create(const char *directory, uint64_t base, bool sync, struct fault *f);
@@ -154,6 +160,8 @@ struct ledger_damage {
     bool page;        /* words of the page were wrong, and were corrected from their copies */
     uint64_t entries; /* entries that became ready because they were damaged */
     uint64_t offset;  /* of the first of these */
+    uint64_t blocks;  /* so many files of blocks were missing; their messages are among `entries` */
+    uint64_t block;   /* first offset of the first of these */
 };
 
 /* At a start, before any worker runs: remove the home and the consumers, and correct words by their copies and checks.  A
@@ -161,14 +169,15 @@ struct ledger_damage {
  *
  * After another boot: offsets outside [first, next) of the recovered log are unknown.  Entries in flight become ready.
  * Blocks of offsets that were cut or dropped are removed.  Its changes are made durable.
- * `is_same_boot`: every word is of the same instant.  A block that is missing below next was settled.  Entries keep their
- * workers, which the next home asks.  It syncs nothing, and ignores `first` and `next`.
+ * `is_same_boot`: every word is of the same instant.  Entries keep their workers, which the next home asks.  It syncs
+ * nothing, and ignores `first` and `next`.
  *
  * After an error it can be run again.  ERR_VERSION: nothing was written. */
 err ledger_recover(const char *directory, uint64_t first, uint64_t next, bool is_same_boot, struct ledger_damage *damage,
                    struct fault *f);
 
-/* Home, when it takes over: make entries with a wrong check, or without a state, ready with all counts at zero. */
+/* Home, when it takes over: make entries with a wrong check, without a state, or of a missing block ready with all counts
+ * at zero.  Remove files that a killed home left below base. */
 struct ledger_damage ledger_verify(struct ledger *l);
 
 /* Home: see to it that there are entries for [next, end), zeroed, in allocated memory.  At most
@@ -179,7 +188,7 @@ err ledger_reserve(struct ledger *l, uint64_t end, struct fault *f);
 
 /* The entry of an offset below what is reserved, or NULL when its block is gone (it is settled) or
  * was never made.  Maps the block if this handle has not yet; a block that cannot be mapped for lack of
- * memory or descriptors also gives NULL and leaves the reason in `f` (which may be NULL), code != OK; with
+ * memory or descriptors, or is missing without its ".settled" file, also gives NULL and leaves the reason in `f` (which may be NULL), code != OK; with
  * any other NULL the code is OK.  Valid until this handle's next ledger_settle, ledger_skip or ledger_trim. */
 struct ledger_entry *ledger_entry_slow(struct ledger *l, uint64_t offset, struct fault *f);
 static inline struct ledger_entry *ledger_entry(struct ledger *l, uint64_t offset, struct fault *f)

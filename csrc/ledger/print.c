@@ -59,13 +59,13 @@ static err print_control(struct print *p, uint64_t size)
             home.generation);
     const struct { const char *name; uint64_t value; bool mask; } words[] = {
         {"base", c->base, false}, {"next", c->next, false}, {"departed", c->departed, false},
-        {"purge", ledger_purge_unpack(c->purge), false}, {"synced", c->synced, false}, {"workers", c->workers, true},
+        {"purge", ledger_offset_unpack(c->purge), false}, {"synced", c->synced, false}, {"workers", c->workers, true},
         {"room wanted", c->room_wanted, true}, {"consumers", c->consumers, false}, {"in flight", c->in_flight, false},
         {"delivered", c->delivered, false}, {"redelivered", c->redelivered, false}, {"acked", c->acked, false},
         {"expired", c->expired, false}, {"dropped", c->dropped, false}, {"dead-lettered", c->dead_lettered, false},
         {"purged", c->purged, false}, {"refused", c->refused, false}, {"failing", c->failing, false},
         {"away", c->away, false},
-        {"looked", c->looked, false},
+        {"looked", ledger_offset_unpack(c->looked), false},
     };
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (words[i].mask) say(p, "%s: 0x%" PRIx64, words[i].name, words[i].value);
@@ -133,6 +133,10 @@ err ledger_print(const char *path, uint64_t limit, int (*line)(void *context, co
     uint64_t first;
     struct stat st;
     bool block = file_name_parse(name, LEDGER_SUFFIX, &first) && first <= LEDGER_OFFSET_MAX;
+    if (file_name_parse(name, LEDGER_SETTLED_SUFFIX, &first)) {
+        say(&p, "offsets %" PRIu64 " to below %" PRIu64 ": settled", first, first + LEDGER_BLOCK_ENTRIES);
+        return OK;
+    }
     if (!block && strcmp(name, "ledger") != 0) return fault_set(f, ERR_INVALID, 0, path, 0, 0, 0);
     err e = file_stat_of(path, &st, f);
     if (e) return e;

@@ -2,11 +2,11 @@
  *
  * recover: make a ledger consistent with its own checks and with the recovered log, at a start.
  *
- * In the boot that wrote it only damage is corrected: words of the page by their copies, and entries with a wrong check
- * become ready.  After another boot, when each page of each file may be of any instant:
+ * In the boot that wrote it only damage is corrected: words of the page by their copies, and entries with a wrong check, or
+ * of a missing block, become ready.  After another boot, when each page of each file may be of any instant:
  *   1. The page says base and next; both are brought into [first, next) of the log.
- *   2. A block that is missing although it begins at or past `synced` may have been lost
- *      with its name: next goes back to where it begins.  Further down a missing block was settled.
+ *   2. A block that is missing without its ".settled" file may have been lost with its name.  Where it begins at or past
+ *      `synced`, next goes back to where it begins; further down it is made anew, and its messages are ready.
  *   3. Entries below next that are not settled are ready; those from next on are zeros, because
  *      other messages will have these offsets.
  *   4. Other blocks are removed, and a new page is renamed into place.
@@ -23,11 +23,10 @@
 struct recover {
     const char *directory;
     struct fault *f;
-    bool is_same_boot;
+    bool is_same_boot, is_unnoted; /* of version 1, which made no ".settled" files */
     struct ledger_damage *damage;
     uint64_t base, next, ready;
-    uint64_t *numbers; /* of the block files, in order */
-    uint32_t count;
+    struct numbers { uint64_t *of; uint32_t count; } blocks, noted; /* of the files, in order */
     struct ledger_entry *entries; /* of one block */
     union {
         struct ledger_control control;
@@ -59,18 +58,45 @@ static uint64_t voted(struct recover *r, uint64_t a, const _Atomic uint64_t copi
     return a == b || a == c ? a : b == c ? b : least(a, least(b, c));
 }
 
-/* Convert an older page, and correct the words that have copies; false: it is no page. */
+/* Set counters to 0 that no queue can have reached, and those that the next home computes. */
+static void counters_check(struct recover *r)
+{
+    struct ledger_control *c = &r->page.control;
+    _Atomic uint64_t *const counters[] = {&c->delivered, &c->redelivered, &c->acked, &c->expired, &c->dropped,
+                                          &c->dead_lettered, &c->purged, &c->refused};
+    for (size_t i = 0; i < sizeof counters / sizeof *counters; i++) {
+        if (plain(counters[i]) < LEDGER_COUNT_MAX) continue;
+        atomic_init(counters[i], 0);
+        r->damage->page = true;
+    }
+    atomic_init(&c->failing, 0);
+    atomic_init(&c->failing_offset, 0);
+    atomic_init(&c->failing_deliveries, 0);
+    atomic_init(&c->away, 0);
+}
+
+static void offset_check(struct recover *r, _Atomic uint64_t *word)
+{
+    if (plain(word) == ledger_offset_pack(ledger_offset_unpack(plain(word)))) return;
+    atomic_init(word, 0);
+    r->damage->page = true;
+}
+
+/* Convert an older page, and correct the words that have copies or checks; false: it is no page. */
 static bool page_read_words(struct recover *r)
 {
     struct ledger_control *c = &r->page.control;
     uint32_t check = file_page_check(LEDGER_MAGIC, LEDGER_VERSION);
     if (c->magic == LEDGER_MAGIC && c->version == LEDGER_VERSION_UNCHECKED) {
+        r->is_unnoted = true;
         c->version = LEDGER_VERSION;
         c->head_check = check;
         ledger_store_base(c, plain(&c->base));
         ledger_store_next(c, plain(&c->next));
         synced_store(c, plain(&c->synced));
-        atomic_init(&c->purge, ledger_purge_pack(least(plain(&c->purge), LEDGER_OFFSET_MAX >> LEDGER_PURGE_SHIFT)));
+        atomic_init(&c->purge, ledger_offset_pack(least(plain(&c->purge), LEDGER_OFFSET_MAX >> LEDGER_OFFSET_SHIFT)));
+        atomic_init(&c->looked, ledger_offset_pack(least(plain(&c->looked), LEDGER_OFFSET_MAX >> LEDGER_OFFSET_SHIFT)));
+        counters_check(r);
         return true;
     }
     bool is_ours = c->magic == LEDGER_MAGIC && c->version == LEDGER_VERSION && c->head_check == check;
@@ -86,10 +112,9 @@ static bool page_read_words(struct recover *r)
     ledger_store_base(c, base);
     ledger_store_next(c, next);
     synced_store(c, synced);
-    if (plain(&c->purge) != ledger_purge_pack(ledger_purge_unpack(plain(&c->purge)))) {
-        atomic_init(&c->purge, 0);
-        r->damage->page = true;
-    }
+    offset_check(r, &c->purge);
+    offset_check(r, &c->looked);
+    counters_check(r);
     return true;
 }
 
@@ -135,7 +160,8 @@ static err page_write(struct recover *r, uint64_t log_next)
     ledger_store_next(c, r->next);
     atomic_init(&c->departed, r->next - r->ready);
     /* Beyond the log's end it would settle messages that were not there when the order came. */
-    atomic_init(&c->purge, ledger_purge_pack(least(ledger_purge_unpack(plain(&c->purge)), log_next)));
+    atomic_init(&c->purge, ledger_offset_pack(least(ledger_offset_unpack(plain(&c->purge)), log_next)));
+    atomic_init(&c->looked, ledger_offset_pack(least(ledger_offset_unpack(plain(&c->looked)), log_next + 1)));
     synced_store(c, r->next);
     atomic_init(&c->workers, 0);
     atomic_init(&c->room_wanted, 0);
@@ -147,13 +173,13 @@ static err page_write(struct recover *r, uint64_t log_next)
 
 /* ---- 2: which blocks ---- */
 
-static err blocks_list(struct recover *r)
+static err files_list(struct recover *r, const char *suffix, struct numbers *found)
 {
     uint32_t count;
-    err e = file_numbers(r->directory, LEDGER_SUFFIX, &r->numbers, &count, r->f);
+    err e = file_numbers(r->directory, suffix, &found->of, &count, r->f);
     for (uint32_t i = 0; !e && i < count; i++)
-        if (r->numbers[i] % LEDGER_BLOCK_ENTRIES == 0) /* a name that no block has is nobody's business here */
-            r->numbers[r->count++] = r->numbers[i] / LEDGER_BLOCK_ENTRIES;
+        if (found->of[i] % LEDGER_BLOCK_ENTRIES == 0) /* a name that no block has is nobody's business here */
+            found->of[found->count++] = found->of[i] / LEDGER_BLOCK_ENTRIES;
     return e;
 }
 
@@ -169,9 +195,22 @@ static int compare_numbers(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static bool block_there(const struct recover *r, uint64_t number)
+static bool is_among(const struct numbers *numbers, uint64_t number)
 {
-    return r->count && bsearch(&number, r->numbers, r->count, sizeof number, compare_numbers);
+    return numbers->count && bsearch(&number, numbers->of, numbers->count, sizeof number, compare_numbers);
+}
+
+static bool block_there(const struct recover *r, uint64_t number) { return is_among(&r->blocks, number); }
+
+/* Is a block that is not there known to be settled?  One of which a part lies behind next never is. */
+static bool block_noted(const struct recover *r, uint64_t number)
+{
+    return (number + 1) * LEDGER_BLOCK_ENTRIES <= r->next && is_among(&r->noted, number);
+}
+
+static void damage_count(uint64_t *count, uint64_t *first, uint64_t at)
+{
+    if ((*count)++ == 0) *first = at;
 }
 
 /* Take next back to the first block that may have been lost; and out of a block that is missing
@@ -180,10 +219,16 @@ static void blocks_missing(struct recover *r, uint64_t synced)
 {
     uint64_t number = most(r->base, synced) / LEDGER_BLOCK_ENTRIES;
     if (number * LEDGER_BLOCK_ENTRIES < synced) number++; /* it began below */
-    while (block_wanted(r, number) && block_there(r, number)) number++;
-    if (!block_wanted(r, number)) {
+    while (block_wanted(r, number) && (block_there(r, number) || block_noted(r, number))) number++;
+    if (block_wanted(r, number)) {
+        uint64_t from = most(number * LEDGER_BLOCK_ENTRIES, r->base);
+        damage_count(&r->damage->blocks, &r->damage->block, number * LEDGER_BLOCK_ENTRIES);
+        damage_count(&r->damage->entries, &r->damage->offset, from);
+        r->damage->entries += r->next - from - 1;
+    } else {
         number = r->next / LEDGER_BLOCK_ENTRIES;
         if (r->next % LEDGER_BLOCK_ENTRIES == 0 || block_there(r, number)) return;
+        if (!is_among(&r->noted, number) && !r->is_unnoted) return; /* lost: it is made anew */
     }
     r->next = most(number * LEDGER_BLOCK_ENTRIES, r->base);
 }
@@ -196,8 +241,8 @@ static struct ledger_entry entry_recovered(struct recover *r, uint64_t offset, c
     struct ledger_word w = ledger_unpack(plain(&old->word));
     struct ledger_entry new = {.place = old->place};
     bool is_known = ledger_is_known(plain(&old->word), old->place);
-    if (!is_known && (r->is_same_boot || plain(&old->word) != 0) && r->damage->entries++ == 0)
-        r->damage->offset = offset;
+    bool counts = r->is_same_boot || plain(&old->word) != 0 || !block_there(r, offset / LEDGER_BLOCK_ENTRIES);
+    if (!is_known && counts) damage_count(&r->damage->entries, &r->damage->offset, offset);
     switch (is_known ? w.state : LEDGER_NONE) {
     case LEDGER_SETTLED:
     case LEDGER_READY:
@@ -266,11 +311,39 @@ static err block_recover(struct recover *r, uint64_t number)
 
 /* ---- all of it ---- */
 
+/* A block that is missing and not known to be settled is made anew: all that it held comes again.  Of version 1 all that
+ * are missing were settled, but the one with base in it. */
+static err block_replace(struct recover *r, uint64_t number)
+{
+    struct file_path path;
+    int fd;
+    bool is_whole = (number + 1) * LEDGER_BLOCK_ENTRIES <= r->next && number > r->base / LEDGER_BLOCK_ENTRIES;
+    if (r->is_unnoted && is_whole) return ledger_note_settled(r->directory, number, r->f);
+    err e = file_open_numbered(&path, r->directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX, O_RDWR | O_CREAT | O_EXCL,
+                               &fd, r->f);
+    if (e) return e;
+    file_close(&fd);
+    damage_count(&r->damage->blocks, &r->damage->block, number * LEDGER_BLOCK_ENTRIES);
+    return block_recover(r, number);
+}
+
 static err blocks_recover(struct recover *r)
 {
     err e = OK;
-    for (uint32_t i = 0; !e && i < r->count; i++)
-        if (block_wanted(r, r->numbers[i])) e = block_recover(r, r->numbers[i]);
+    for (uint64_t number = r->base / LEDGER_BLOCK_ENTRIES; !e && block_wanted(r, number); number++)
+        if (block_there(r, number)) e = block_recover(r, number);
+        else if (!block_noted(r, number)) e = block_replace(r, number);
+    return e;
+}
+
+static err files_remove(struct recover *r, const char *suffix, const struct numbers *found)
+{
+    err e = OK;
+    for (uint32_t i = 0; !e && i < found->count; i++) {
+        if (block_wanted(r, found->of[i])) continue;
+        struct file_path path = file_path_numbered(r->directory, found->of[i] * LEDGER_BLOCK_ENTRIES, suffix);
+        e = file_unlink(path.text, r->f);
+    }
     return e;
 }
 
@@ -279,35 +352,16 @@ static err recover_other_boot(struct recover *r, uint64_t first, uint64_t log_ne
     if (r->damage->anew) page_anew(r, first);
     else blocks_missing(r, plain(&r->page.control.synced));
     err e = blocks_recover(r);
-    for (uint32_t i = 0; !e && i < r->count; i++) {
-        if (block_wanted(r, r->numbers[i])) continue;
-        struct file_path path = file_path_numbered(r->directory, r->numbers[i] * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX);
-        e = file_unlink(path.text, r->f);
-    }
+    if (!e) e = files_remove(r, LEDGER_SUFFIX, &r->blocks);
+    if (!e) e = files_remove(r, LEDGER_SETTLED_SUFFIX, &r->noted);
     if (!e) e = page_write(r, log_next);
     return e ? e : file_sync_directory(r->directory, r->f);
-}
-
-/* The entry at base is not settled, so its block was never removed in order: if it is missing, its messages are delivered
- * again. */
-static err block_of_base(struct recover *r)
-{
-    uint64_t number = r->base / LEDGER_BLOCK_ENTRIES;
-    struct file_path path;
-    int fd;
-    if (r->base >= r->next || block_there(r, number)) return OK;
-    err e = file_open_numbered(&path, r->directory, number * LEDGER_BLOCK_ENTRIES, LEDGER_SUFFIX, O_RDWR | O_CREAT | O_EXCL,
-                               &fd, r->f);
-    if (e) return e;
-    file_close(&fd);
-    return block_recover(r, number);
 }
 
 static err recover_same_boot(struct recover *r, const void *page)
 {
     struct ledger_control *c = &r->page.control;
-    err e = block_of_base(r);
-    if (!e) e = blocks_recover(r);
+    err e = blocks_recover(r);
     if (e) return e;
     ledger_disown(c);
     ledger_store_base(c, r->base);
@@ -326,7 +380,10 @@ static err recover_run(struct recover *r, uint64_t first, uint64_t log_next)
     err e = ledger_version_check(r->directory, r->f);
     if (!e) e = page_read(r, &good, page);
     if (!e) r->damage->anew = !good || !page_clamp(r, first, log_next);
-    if (!e && (!r->is_same_boot || r->damage->anew || r->base < r->next)) e = blocks_list(r);
+    if (!e && (!r->is_same_boot || r->damage->anew || r->base < r->next)) {
+        e = files_list(r, LEDGER_SUFFIX, &r->blocks);
+        if (!e) e = files_list(r, LEDGER_SETTLED_SUFFIX, &r->noted);
+    }
     if (e) return e;
     /* A page that is created again starts without knowledge, as after a power cut. */
     return r->is_same_boot && !r->damage->anew ? recover_same_boot(r, page) : recover_other_boot(r, first, log_next);
@@ -341,7 +398,8 @@ err ledger_recover(const char *directory, uint64_t first, uint64_t next, bool is
                         .entries = malloc(LEDGER_BLOCK_BYTES)};
     if (!r.entries) return fault_set(f, ERR_NO_MEMORY, 0, directory, 0, LEDGER_BLOCK_BYTES, 0);
     err e = recover_run(&r, first, next);
-    free(r.numbers);
+    free(r.blocks.of);
+    free(r.noted.of);
     free(r.entries);
     return e;
 }

@@ -129,22 +129,22 @@ static inline bool ledger_swap_state(struct ledger_entry *entry, uint64_t word, 
     return word_swap(&entry->word, word, ledger_with_state(entry, word, state));
 }
 
-/* ---- the order to purge ---- */
+/* ---- offsets with a check ---- */
 
-/* The page's word `purge`: an offset << 8 with a check of it, so that the higher of two offsets is the higher
- * word.  0: none. */
-#define LEDGER_PURGE_SHIFT 8
+/* The page's words `purge` and `looked`: an offset << 8 with a check of it, so that the higher of two offsets is
+ * the higher word.  0: none. */
+#define LEDGER_OFFSET_SHIFT 8
 
-static inline uint64_t ledger_purge_pack(uint64_t offset)
+static inline uint64_t ledger_offset_pack(uint64_t offset)
 {
-    return offset ? offset << LEDGER_PURGE_SHIFT | UINT64_C(0x20) | ledger_fold(offset) : 0;
+    return offset ? offset << LEDGER_OFFSET_SHIFT | UINT64_C(0x20) | ledger_fold(offset) : 0;
 }
 
-/* The offset below which all waiting messages are to be settled; 0: no order, or the word is damaged. */
-static inline uint64_t ledger_purge_unpack(uint64_t word)
+/* The offset; 0: none, or the word is damaged. */
+static inline uint64_t ledger_offset_unpack(uint64_t word)
 {
-    uint64_t offset = word >> LEDGER_PURGE_SHIFT;
-    return word == ledger_purge_pack(offset) ? offset : 0;
+    uint64_t offset = word >> LEDGER_OFFSET_SHIFT;
+    return word == ledger_offset_pack(offset) ? offset : 0;
 }
 
 /* ---- the home ---- */

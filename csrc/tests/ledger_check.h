@@ -45,6 +45,12 @@ static inline void ledger_clear(const char *directory)
         file_unlink(path.text, NULL);
     }
     free(firsts);
+    CHECK(file_numbers(directory, LEDGER_SETTLED_SUFFIX, &firsts, &count, NULL) == OK);
+    for (uint32_t i = 0; i < count; i++) {
+        path = file_path_numbered(directory, firsts[i], LEDGER_SETTLED_SUFFIX);
+        file_unlink(path.text, NULL);
+    }
+    free(firsts);
     path = file_path_name(directory, "ledger.tmp");
     file_unlink(path.text, NULL);
     path = file_path_name(directory, "ledger");

@@ -96,7 +96,7 @@ TEST_UNUSED static void help_settle(struct ledger *l, uint64_t from, uint64_t to
     for (uint64_t at = from; at < to; at++) help_put(l, at, (struct ledger_word){.state = LEDGER_SETTLED});
 }
 
-struct help_files { unsigned blocks, others; uint64_t disk_bytes, first; /* lowest block's offset */ };
+struct help_files { unsigned blocks, noted, others; uint64_t disk_bytes, first; /* lowest block's offset */ };
 
 TEST_UNUSED static struct help_files help_list(const char *directory)
 {
@@ -110,7 +110,8 @@ TEST_UNUSED static struct help_files help_list(const char *directory)
         snprintf(path, sizeof path, "%s/%s", directory, entry->d_name);
         if (stat(path, &st) == 0) files.disk_bytes += (uint64_t)st.st_blocks * 512;
         if (!file_name_parse(entry->d_name, LEDGER_SUFFIX, &first)) {
-            files.others++;
+            if (file_name_parse(entry->d_name, LEDGER_SETTLED_SUFFIX, &first)) files.noted++;
+            else files.others++;
             continue;
         }
         files.blocks++;

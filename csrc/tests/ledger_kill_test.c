@@ -99,6 +99,9 @@ static void stop(pid_t pid)
 /* What a new home finds.  What was settled without a note is noted. */
 static void look(const char *directory, struct board *b)
 {
+    struct ledger_damage damage;
+    EXPECT_OK(ledger_recover(directory, 0, 0, true, &damage, NULL)); /* no kill looks like damage */
+    EXPECT(!damage.anew && !damage.page && damage.entries == 0 && damage.blocks == 0);
     struct ledger *l = help_open(directory);
     uint64_t skip = atomic_load(&b->skip), next = help_next(l), without_note = 0;
     for (uint64_t at = 0; at < next; at++) {
@@ -126,6 +129,7 @@ TEST(what_was_settled_stays_settled_whenever_the_home_is_killed)
     }
     EXPECT_EQ(0, atomic_load(&b->failed));
     struct ledger *l = help_open(d);
+    EXPECT_EQ(0, ledger_verify(l).entries); /* and what lies below base is removed */
     printf("    %d kills, %" PRIu64 " steps, %" PRIu64 " offsets, base %" PRIu64 ", %u blocks left\n", KILLS,
            atomic_load(&b->steps), help_next(l), help_base(l), help_list(d).blocks);
     EXPECT(atomic_load(&b->steps) > KILLS);

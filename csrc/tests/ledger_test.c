@@ -251,9 +251,11 @@ TEST(one_unsettled_message_holds_one_block_and_not_a_million_entries)
 
     l = help_open(d); /* and a home that knows nothing */
     EXPECT_EQ(0, ledger_find(l, 0, 1000000, LEDGER_IN_FLIGHT, 0));
+    EXPECT(help_list(d).noted >= 58);
     help_settle(other, 0, 1);
     EXPECT_EQ(1000000, ledger_settle(l, UINT64_MAX, 0));
     EXPECT_EQ(1, help_list(d).blocks);
+    EXPECT_EQ(0, help_list(d).noted);
     ledger_check(l);
     ledger_close(l);
     ledger_close(other);
@@ -491,6 +493,11 @@ TEST(a_page_and_a_block_are_printed)
     EXPECT_EQ(0, truncate(path.text, 100));
     EXPECT_ERR(ERR_CORRUPT, ledger_print(path.text, 0, keep_line, &lines, NULL));
     EXPECT_ERR(ERR_INVALID, ledger_print("/tmp/control", 0, keep_line, &lines, NULL));
+    EXPECT_OK(ledger_note_settled(d, 1, NULL));
+    path = file_path_numbered(d, BLOCK, LEDGER_SETTLED_SUFFIX);
+    lines.count = 0;
+    EXPECT_OK(ledger_print(path.text, 0, keep_line, &lines, NULL));
+    EXPECT_STR_EQ("offsets 16384 to below 32768: settled", lines.text[0]);
     path = file_path_name(d, "ledger");
     EXPECT_EQ(0, truncate(path.text, 0));
     EXPECT_ERR(ERR_CORRUPT, ledger_print(path.text, 0, keep_line, &lines, NULL));

@@ -72,12 +72,12 @@ TEST(each_flipped_bit_of_an_entry_shows)
 
 TEST(a_flipped_bit_of_an_order_to_purge_is_no_order)
 {
-    EXPECT_EQ(0, ledger_purge_pack(0));
+    EXPECT_EQ(0, ledger_offset_pack(0));
     for (uint64_t offset = 0; offset < 1000; offset += 333) {
-        uint64_t word = ledger_purge_pack(offset);
-        EXPECT_EQ(offset, ledger_purge_unpack(word));
-        EXPECT(ledger_purge_pack(offset + 1) > word);
-        for (int bit = 0; bit < 64; bit++) EXPECT_EQ(0, ledger_purge_unpack(word ^ UINT64_C(1) << bit));
+        uint64_t word = ledger_offset_pack(offset);
+        EXPECT_EQ(offset, ledger_offset_unpack(word));
+        EXPECT(ledger_offset_pack(offset + 1) > word);
+        for (int bit = 0; bit < 64; bit++) EXPECT_EQ(0, ledger_offset_unpack(word ^ UINT64_C(1) << bit));
     }
 }
 

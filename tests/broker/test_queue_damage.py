@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One flipped bit in a queue's ledger loses no message: each undamaged one is delivered, and the damage is named."""
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -14,6 +15,11 @@ from vibemq.storage.metadata import Metadata
 
 COUNT, ACKNOWLEDGED = 60, frozenset(range(0, 40, 3))
 ENTRY_BYTES = 16
+#: Queues with a flipped byte of their page each, of which half drop the oldest; messages that they wait with.
+HARMED, WAITING, MESSAGES_MAX = 20, 16, 8
+#: Where words lie in the page.
+WORDS = range(0, 768 + 40)
+SEED = int(os.environ.get("VIBEMQ_DAMAGE_SEED") or random.randrange(1 << 32))
 #: Places in the page: csrc/ledger/FORMAT.md.
 PAGE = {"magic": 0, "version": 4, "base": 256, "next": 264, "purge": 280, "synced": 288, "base's copy": 296}
 
@@ -38,9 +44,9 @@ def connected(served):
     return vibemq.client.connect(f"vibemq://{served.host}:{served.native_port}")
 
 
-def directory(data: Path) -> Path:
+def directory(data: Path, queue: str = "orders") -> Path:
     metadata = Metadata(str(data / "meta.db"))
-    found = Path(metadata.find_stream("/", "orders").directory)
+    found = Path(metadata.find_stream("/", queue).directory)
     metadata.close()
     return found
 
@@ -94,3 +100,52 @@ def test_a_flipped_bit_of_a_ledger_loses_no_message_and_is_named(template, tmp_p
         assert f"queue 'orders': {queue}/ledger is damaged" in told and not again
     elif at % ENTRY_BYTES != 7 or bit != 7:  # without its mark an entry has no check
         assert f"its ledger in {queue} is damaged: 1 messages, the first at offset {at // ENTRY_BYTES}," in told
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory) -> Path:
+    """Queues in which more messages wait than half of them allow, because a consumer gave its messages back."""
+    data = tmp_path_factory.mktemp("many") / "data"
+    with broker(data, workers=1) as served, connected(served) as client:
+        for number in range(HARMED):
+            name, blocks = f"q{number}", number % 2
+            most = MESSAGES_MAX if not blocks else WAITING + 4
+            client.create_queue(name, max_messages=most, overflow="block_publisher" if blocks else "drop_oldest")
+            client.publish_many(name, range(MESSAGES_MAX))
+            with client.consume(name, prefetch=MESSAGES_MAX, timeout_s=60) as consumer:
+                held = [next(consumer) for _ in range(MESSAGES_MAX)]
+                client.publish_many(name, range(MESSAGES_MAX, WAITING))
+                assert [message.payload for message in held] == list(range(MESSAGES_MAX))
+            assert client.queue_info(name).messages == WAITING
+    return data
+
+
+@pytest.mark.parametrize("boot", ["this", "another"])
+def test_a_flipped_bit_anywhere_in_the_page_loses_no_message_and_publishing_goes_on(many, tmp_path, boot):
+    print(f"VIBEMQ_DAMAGE_SEED={SEED}")
+    dice = random.Random(f"{SEED} {boot}")
+    data = tmp_path / "data"
+    shutil.copytree(many, data)
+    # A byte of each word that says something once, and then any.
+    words = [at for at in WORDS[::8] if at < 8 or at >= 256]
+    places = [at + dice.randrange(8) for at in dice.sample(words, HARMED // 2)]
+    places += [dice.choice(WORDS) for _ in range(HARMED - len(places))]
+    dice.shuffle(places)
+    for number, at in enumerate(places):
+        queue = directory(data, f"q{number}")
+        flip(queue / "ledger", at, dice.randrange(8))
+        if boot == "another":
+            write_in_another_boot(queue)
+    with broker(data, workers=1) as served, connected(served) as client:
+        for number, at in enumerate(places):
+            name = f"q{number}"
+            assert client.queue_info(name).messages == WAITING, f"{name}: byte {at}"
+            more = [WAITING] if number % 2 else []
+            client.publish_many(name, more)
+            with client.consume(name, prefetch=2 * WAITING, timeout_s=60) as consumer:
+                had = [next(consumer) for _ in range(WAITING + len(more))]
+                assert sorted(message.payload for message in had) == list(range(WAITING + len(more))), f"byte {at}"
+                for message in had:
+                    message.ack()
+                client.publish(name, "last")
+                assert next(consumer).payload == "last"

@@ -44,6 +44,7 @@ class Kind:
     remedy: str
     which: int = 0  # index among the files that match the pattern
     killed: bool = False  # the data directory is left by kill -9, not by an orderly stop
+    names: bool = False  # the log names a missing file whose messages are delivered again
 
 
 FILES = (
@@ -119,6 +120,8 @@ FILES = (
     ),
     Kind("`ledger`", "streams/{orders}/ledger", AGAIN, AGAIN, AGAIN, "none"),
     Kind("`*.ledger`", "streams/{orders}/*.ledger", AGAIN, AGAIN, AGAIN, "none"),
+    Kind("`*.ledger`, in the middle", "streams/{many}/*.ledger", AGAIN, AGAIN, AGAIN, "none", which=1, names=True),
+    Kind("`*.settled`, empty", "streams/{many}/*.settled", NOTHING, NOTHING, AGAIN, "none", names=True),
     Kind(
         "`identity`",
         "identity",

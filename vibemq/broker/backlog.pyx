@@ -68,7 +68,7 @@ cdef class Backlog:
         self.timer = queue.table.timers.timer(self._on_time)
         self.reading = Reading(queue)
         # What came when nobody was home counts as new.
-        self.arrived = (core.word_load(&self.control.looked) or queue.log_end() + 1) - 1
+        self.arrived = (core.ledger_offset_unpack(core.word_load(&self.control.looked)) or queue.log_end() + 1) - 1
         self._skip_dropped()
         self.next = core.word_load(&self.control.next)
         self.reading.cursor.seek(self.next)

@@ -149,6 +149,9 @@ cdef class Home:
         cdef uint32_t worker
         cdef Consumer consumer
         cdef size_t i
+        if damage.blocks:
+            logger.error("queue %s: %d files of its ledger are missing, the first is %s/%020d.ledger", queue.name,
+                         damage.blocks, queue.stream.log.directory, damage.block)
         if damage.entries:
             logger.error("queue %s: its ledger is damaged: %d messages, the first at offset %d, are delivered again",
                          queue.name, damage.entries, damage.offset)
@@ -414,7 +417,7 @@ cdef class Home:
             more = self.backlog.clear(self.backlog.expired, FailureReason.MESSAGE_EXPIRED)
         ordered = core.word_load(&self.queue.control.purge)
         if ordered:
-            purge = core.ledger_purge_unpack(ordered)  # 0 of a damaged word: then nothing is purged
+            purge = core.ledger_offset_unpack(ordered)  # 0 of a damaged word: then nothing is purged
             self._wake_below(purge)
             if self.backlog.clear(purge, None):
                 return True
@@ -437,7 +440,7 @@ cdef class Home:
         cdef uint64_t wanting
         cdef uint64_t here = <uint64_t> 1 << queue.worker
         core.word_store(&queue.control.departed, self.backlog.departed())
-        core.word_store(&queue.control.looked, self.backlog.arrived + 1)
+        core.word_store(&queue.control.looked, core.ledger_offset_pack(self.backlog.arrived + 1))
         core.word_store(&queue.control.in_flight, <uint64_t> max(self.backlog.in_flight, 0))
         core.word_store(&queue.control.consumers, len(self.backlog.members))
         if not queue.is_full:

@@ -40,7 +40,7 @@ DECISION_S_MAX, DECISION_LOOK_S = 600.0, 0.05
 #: Descriptors that are left for anything but the segments that are held open.
 FILES_LEFT = 64
 #: Of a log, in this order: what says that messages are settled must not be newer than the messages.
-BEFORE_SEGMENTS = ("ledger", ".ledger", "offsets", "members")
+BEFORE_SEGMENTS = ("ledger", ".ledger", ".settled", "offsets", "members")
 WITH_SEGMENTS = (".segment", ".index", ".tracking", ".remote")
 
 
@@ -150,8 +150,11 @@ def _cut(record: StreamRecord, source: str, copy: Copy) -> _Cut:
     os.mkdir(record.directory, 0o700)
     for name in sorted(os.listdir(source), reverse=True):  # its page, and then its blocks
         if name.endswith(BEFORE_SEGMENTS):
-            with contextlib.suppress(FileNotFoundError):  # all of that block is settled
+            try:
                 copy.file(f"{source}/{name}", f"{record.directory}/{name}", is_final=False)
+            except FileNotFoundError:
+                if name[0].isdigit():  # all of that block is settled, which the copy's recovery would not know
+                    open(f"{record.directory}/{name.partition('.')[0]}.settled", "ab", opener=_private).close()
     segment, size, file, is_recovered = _hold_active(source)
     # It says up to where all is on disk, which recovery does not look for damage in; the file is another, so its locks
     # are nobody's.

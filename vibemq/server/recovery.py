@@ -334,8 +334,11 @@ def _tell_ledger(record: StreamRecord, damage: "logs.LedgerDamage") -> None:
     if damage.is_anew:
         log.warning("queue %r: its settled messages are unknown; all kept ones are delivered again", record.name)
     if damage.is_page:
-        said = "queue %r: %s/ledger is damaged; its words are restored from their copies, and no message is lost"
+        said = "queue %r: %s/ledger is damaged; its words are restored or begin anew, and no message is lost"
         log.error(said, record.name, record.directory)
+    if damage.blocks:
+        said = "queue %r: %d files of its ledger are missing, the first is %s/%020d.ledger"
+        log.error(said, record.name, damage.blocks, record.directory, damage.block)
     if damage.entries:
         said = "queue %r: its ledger in %s is damaged: %d messages, the first at offset %d, are delivered again"
         log.error(said, record.name, record.directory, damage.entries, damage.offset)

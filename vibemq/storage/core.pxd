@@ -133,7 +133,8 @@ cdef extern from "ledger/words.h" nogil:
     bint ledger_swap(ledger_entry *entry, uint64_t word, ledger_word w)
     void ledger_set_state(ledger_entry *entry, ledger_state state)
     bint ledger_swap_state(ledger_entry *entry, uint64_t word, ledger_state state)
-    uint64_t ledger_purge_unpack(uint64_t word)
+    uint64_t ledger_offset_pack(uint64_t offset)
+    uint64_t ledger_offset_unpack(uint64_t word)
     ledger_home ledger_home_unpack(uint64_t word)
     bint ledger_home_sits(ledger_home h, uint32_t epoch)
     bint ledger_home_claim(shared_word *home, uint64_t *seen, uint32_t worker, uint32_t epoch)
@@ -160,7 +161,7 @@ cdef extern from "ledger/ledger.h" nogil:
 
     struct ledger_damage:
         bint anew, page
-        uint64_t entries, offset
+        uint64_t entries, offset, blocks, block
 
     void ledger_store_next(ledger_control *c, uint64_t next)
     void ledger_order_purge(ledger_control *c, uint64_t offset)

@@ -136,7 +136,7 @@ def restore(str directory, uint64_t base, list ranges):
                 core.ledger_set_state(entry, LEDGER_SETTLED)
     finally:
         core.ledger_close(held)
-    check(core.ledger_sync(path, &f), &f)  # what is missing below is settled from now on, and nothing else
+    check(core.ledger_sync(path, &f), &f)  # what was handed out below is known after a power cut, too
 
 
 cdef uint32_t _home(ledger_control *page) noexcept:

@@ -56,6 +56,8 @@ class LedgerDamage(NamedTuple):
     is_page: bool  # words of the page were wrong, and were corrected from their copies
     entries: int  # messages that are delivered again, because their entries were damaged
     offset: int  # of the first of these
+    blocks: int  # files that were missing and are made anew; their messages are among ``entries``
+    block: int  # first offset of the first of these
 
 
 class Cut(NamedTuple):
@@ -342,7 +344,7 @@ def dump(str path, bint entries, uint64_t limit, line):
     cdef err e
     cdef bytes raw = os.fsencode(path)
     lines = _Lines(line)
-    if os.path.basename(path) == "ledger" or path.endswith(".ledger"):
+    if os.path.basename(path) == "ledger" or path.endswith((".ledger", ".settled")):
         e = core.ledger_print(raw, limit, _dump_line, <void *> lines, &f)
     else:
         e = core.dump_file(raw, &o, _dump_line, <void *> lines, &f)
@@ -637,4 +639,4 @@ def ledger_recover(str directory, *, bint is_same_boot = False) -> LedgerDamage:
     with nogil:
         e = core.ledger_recover(where, first, next_offset, is_same_boot, &found, &f)
     check(e, &f)
-    return LedgerDamage(found.anew, found.page, found.entries, found.offset)
+    return LedgerDamage(found.anew, found.page, found.entries, found.offset, found.blocks, found.block)
