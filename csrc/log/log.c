@@ -442,8 +442,7 @@ err log_remove(const char *directory, struct fault *f)
     if (!e) e = file_unlink(path.text, f);
     if (e) return e;
     if (sys->rmdir(directory) == 0) return OK;
-    /* A store of an offset that was under way may have made its file again. */
-    path = file_path_name(directory, "offsets");
-    if (errno == ENOTEMPTY && file_unlink(path.text, NULL) == OK && sys->rmdir(directory) == 0) return OK;
+    /* A store of an offset that was under way may have made its files again. */
+    if (errno == ENOTEMPTY && file_each(directory, remove_one, NULL, NULL) == OK && sys->rmdir(directory) == 0) return OK;
     return fault_from_errno(f, directory, 0, 0, 0);
 }

@@ -19,7 +19,7 @@ from test_failures import bodies, connected, event, lost, serving, whole
 
 from vibemq.errors import VibeMQError
 from vibemq.remote.indexes import IndexMaker
-from vibemq.remote.objects import Kind, opened, read_place
+from vibemq.remote.objects import Kind, opened, read_place, sealed, to_json
 from vibemq.remote.restoring import HARMED
 
 pytest.importorskip("obstore", reason="needs the extra remote")
@@ -211,6 +211,63 @@ def test_a_missing_change_of_the_metadata_is_named_and_nothing_is_served_without
     with pytest.raises(AssertionError, match="no ready line"), serving(tmp_path / "other", history):
         pass
     assert changes[-2] in written(capfd)
+
+
+EACH = pytest.mark.skipif(os.environ.get("VIBEMQ_DAMAGE") != "all", reason="`make damage` starts these brokers")
+HARM = pytest.mark.parametrize("harm", ["damaged", "deleted"])
+
+
+def harmed(store, key, harm):
+    if harm == "deleted":
+        store.delete(key)
+    else:
+        flip(store, key)
+
+
+@EACH
+@HARM
+def test_without_its_only_snapshot_nothing_of_the_metadata_is_made_up(tmp_path, history, capfd, harm):
+    [key] = [key for key in history.keys("meta/") if "snapshot" in key]
+    harmed(history, key, harm)
+    with pytest.raises(AssertionError, match="no ready line"), serving(tmp_path / "other", history):
+        pass
+    assert (key if harm == "damaged" else "no snapshot of the metadata") in written(capfd)
+
+
+@EACH
+@HARM
+def test_an_epochs_object_keeps_no_other_disk_from_a_restore(tmp_path, history, capfd, harm):
+    key = max(key for key in history.keys("brokers/") if key.endswith(".sealed"))
+    harmed(history, key, harm)
+    if harm == "damaged":
+        with pytest.raises(AssertionError, match="no ready line"), serving(tmp_path / "data", history):
+            pass
+        assert key in written(capfd)
+    with serving(tmp_path / "other", history) as running, connected(running) as connection:
+        assert read_what_can_be(connection) == set(range(COUNT))
+
+
+@EACH
+def test_a_damaged_list_of_retired_objects_is_named_and_deletes_nothing(tmp_path, history, capfd):
+    key = "retired/vibemq/00000001-0123456789abcdef"
+    history.overwrite(key, sealed(key, Kind.RETIRED, to_json(keys=segments(history))))
+    flip(history, key)
+    before = segments(history)
+    with serving(tmp_path / "other", history) as running, connected(running) as connection:
+        assert read_what_can_be(connection) == set(range(COUNT))
+    assert key in written(capfd) and set(before) <= set(segments(history))
+
+
+@EACH
+@HARM
+def test_a_table_of_publishing_ids_costs_no_message(tmp_path, history, capfd, harm):
+    key = max(segments(history, "tracking"))
+    harmed(history, key, harm)
+    with serving(tmp_path / "other", history) as running, connected(running) as connection:
+        assert read_what_can_be(connection) == set(range(COUNT))
+        with connection.publisher("events", "ref") as publisher:
+            assert publisher.next_id == COUNT + 1, "its last message lies behind the table"
+    assert key in written(capfd)
 
 
 def test_answers_that_are_cut_are_read_again_by_who_reads_what_is_cold(tmp_path, history):

@@ -253,6 +253,7 @@ def check(kind: Kind, cost: str, before: Facts, now: Facts, path: Path, segments
     assert now.offsets.items() <= before.offsets.items()
     if gone:
         assert cost == OFFSETS
+        assert f"{path} is missing" in now.said or f"{path.parent}: " in now.said, "it is named"
     if lost:
         assert cost in (CHUNK, BEHIND_CUT, SEGMENT)
         first = int(path.name.partition(".")[0])

@@ -183,6 +183,12 @@ async def _own(
     if newest is None:
         if found is not None:
             return False
+        if changes := await bucket.listed("meta/"):  # a first start makes a snapshot before any change
+            raise RemoteError(
+                f"the bucket has no snapshot of the metadata, and there is {changes[0].key}",
+                hint="put the newest object `meta/snapshot-...` back from a version or a copy of the bucket, or "
+                "start the broker that has its data directory",
+            )
         require(metadata)  # while `vibemq users add` needs no broker that runs; the bucket begins with what there is
         metadata.own_all(name, 1)
         metadata.bind(cluster, name)

@@ -253,7 +253,11 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "retention was not applied: %s",
     ),
     "offset_not_stored": ("%s: offset %d of %r on %s not stored: %s",),
-    "offsets_damaged": ("%s: %d stored offsets are damaged and count as not stored",),
+    "offsets_damaged": (
+        "%s: %d stored offsets are damaged and count as not stored",
+        "stream %r: %s is missing: consumers find no stored offset; to have these offsets again, stop the broker "
+        "and restore this file from a backup",
+    ),
     "publisher_names_full": (
         "stream %s: %d publisher names are kept; the one that published longest ago was evicted for %r",
         "stream %s: publisher %r is refused: %d publisher names are kept, and all are names of connected publishers",

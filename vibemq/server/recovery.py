@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar, Union
 
@@ -34,7 +34,7 @@ from vibemq.storage.arguments import CHUNK_MESSAGES_MAX, log_options
 from vibemq.storage.members import FILE_NAME as MEMBERS_FILE
 from vibemq.storage.members import prepare as prepare_members
 from vibemq.storage.metadata import Metadata
-from vibemq.storage.offsets import StoredOffsets
+from vibemq.storage.offsets import KEPT, StoredOffsets
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.transactions import STAGING
 
@@ -319,6 +319,7 @@ def _recover(
         logs.create(record.directory, **options)
         return None
     report = logs.recover(record.directory, once=once, **options)
+    _tell_missing_offsets(record)
     if report.ran:
         _pull_back_offsets(record)
     has_ledger = os.path.exists(os.path.join(record.directory, "ledger"))
@@ -374,6 +375,16 @@ def _tell_cuts(name: str, report: "logs.RecoveryReport") -> None:
         log.warning("stream %r: %d cuts in all, %d bytes", name, report.cut_count, report.cut_bytes)
 
 
+def _tell_missing_offsets(record: StreamRecord) -> None:
+    kept, path = (os.path.join(record.directory, name) for name in (KEPT, "offsets"))
+    if os.path.exists(kept) and not os.path.exists(path):
+        log.error(
+            "stream %r: %s is missing: consumers find no stored offset; to have these offsets again, stop the broker "
+            "and restore this file from a backup", record.name, path,
+        )  # fmt: skip
+        os.unlink(kept)
+
+
 def _pull_back_offsets(record: StreamRecord) -> None:
     """Of stored offsets that survived a power cut which their messages did not, make that of the last message.
 
@@ -389,6 +400,8 @@ def _pull_back_offsets(record: StreamRecord) -> None:
         for reference in ahead if end else ():
             offsets.store(reference, end - 1)
         if ahead and not end:
+            with suppress(FileNotFoundError):  # no older version made it
+                os.unlink(os.path.join(record.directory, KEPT))
             os.unlink(os.path.join(record.directory, "offsets"))
     except (StorageError, OSError) as problem:
         log.warning("stream %r: its stored offsets cannot be compared with its messages: %s", record.name, problem)

@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections import OrderedDict
+from contextlib import suppress
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -23,6 +24,8 @@ REFERENCES_MAX = core.OFFSETS_REFERENCES_MAX
 REFERENCE_BYTES_MAX = core.OFFSETS_REFERENCE_BYTES_MAX
 #: Handles that a worker keeps, with a descriptor each; opening one again costs some microseconds.
 OPEN_MAX = 256
+#: An empty file beside `offsets`: offsets were stored, so a start that finds no `offsets` logs the loss.
+KEPT = "offsets.kept"
 EVICTIONS_TOLD_EVERY_S = 60.0  # of one stream: consumers with ever new names do not fill the disk with lines
 
 
@@ -38,6 +41,7 @@ cdef class StoredOffsets:
     cdef offsets *raw
     cdef readonly str directory
     cdef uint32_t damaged           # what was logged already
+    cdef boolean is_marked           # KEPT is there
     cdef double tell_evictions_s    # not before
     cdef Meters meters              # counts evicted references; None: not counted
 
@@ -81,6 +85,11 @@ cdef class StoredOffsets:
         e = core.offsets_store(self.raw, reference, <uint32_t> len(reference), offset, &evicted, &f)
         self._report()
         check(e, &f)
+        if not self.is_marked:  # once for each handle
+            self.is_marked = True
+            # The offset is stored. Without this file only the loss of `offsets` stays unnoticed.
+            with suppress(OSError):
+                open(os.path.join(self.directory, KEPT), "ab").close()
         if evicted and self.meters is not None:
             self.meters.count(METER_OFFSETS_EVICTED, 1)
         if evicted and time.monotonic() >= self.tell_evictions_s:
