@@ -284,6 +284,17 @@ __attribute__((constructor)) static void crc32_begin(void)
     crc32_choose();
 }
 
+/* A bit with k bits behind it changes the CRC by x^(k + 32) mod P.  P is primitive, so no two bits change it alike. */
+bool crc32_is_one_bit(uint32_t difference, uint64_t bytes)
+{
+    uint32_t change = POLYNOMIAL;
+    for (uint64_t bits = 8 * bytes; bits > 0; bits--) {
+        if (change == difference) return true;
+        change = times_x(change);
+    }
+    return false;
+}
+
 uint32_t crc32_update(uint32_t crc, const void *data, size_t size) { return chosen->update(crc, data, size); }
 
 const char *crc32_kernel(void) { return chosen->name; }

@@ -14,10 +14,12 @@
  *    is of this boot everything above can be done again.
  *
  * The walk over a segment has two parts.  Up to `verify_from` the bytes are known to be durable: damage there is skipped
- * and costs only its own messages.  Behind it no byte was promised to survive, and the durability decides.  With `disk`
- * and `remote` no message there was confirmed: the first damaged chunk ends the segment, so that a publishing id in a
- * later chunk never stands for an earlier one that is lost.  With `os` every chunk was confirmed when it was written: a
- * damaged one is skipped if the next valid one fits exactly behind it (step_over), and a whole later segment stays.
+ * and costs only its own messages.  Behind it the durability decides.  With `disk` the control block may name an older
+ * place than the last sync, and with `remote` the store has the confirmed messages.  There the first damaged chunk ends
+ * the segment, so that a publishing id in a later chunk never stands for an earlier one that is lost.  With `disk` a chunk
+ * that one flipped bit has damaged was once whole on the disk: it is skipped.  With `os` every chunk was confirmed when it
+ * was written: a damaged one is skipped if the next valid one fits exactly behind it (step_over), and a whole later
+ * segment stays.
  */
 #include "recovery.h"
 
@@ -126,6 +128,16 @@ static bool damaged_chunk(const struct walk *w, struct index_record *out)
            (!w->id_limit || next <= w->id_limit);
 }
 
+/* With `disk`: the chunk that was once whole on the disk, and which one flipped bit has damaged since. */
+static bool proven_chunk(const struct walk *w, struct index_record *out)
+{
+    struct chunk c;
+    if (!scan_is_one_bit(&w->scan, w->position, w->next_offset, &c)) return false;
+    *out = (struct index_record){.chunk_id = c.chunk_id, .timestamp_ms = c.timestamp_ms, .position = (uint32_t)w->position,
+                                 .chunk_bytes = (uint32_t)chunk_bytes(&c), .records = c.records};
+    return c.epoch >= w->epoch && !beyond(w, &c);
+}
+
 static void report_skip(struct recovery *rc, const struct walk *from, const struct walk *to)
 {
     struct recovery_report *r = rc->report;
@@ -153,13 +165,13 @@ static err step_over(struct recovery *rc, struct walk *w, bool *stepped, struct 
     struct index_record r;
     err e = OK;
     *stepped = false;
-    while (!*stepped && damaged_chunk(w, &r)) {
+    while (!*stepped && (rc->keeps_proven ? proven_chunk(w, &r) : damaged_chunk(w, &r))) {
         struct chunk c;
         if ((e = note_record(w, &r, f))) return e;
         w->position += r.chunk_bytes;
         w->next_offset += r.records;
         e = scan_header(&w->scan, w->position, &c, f);
-        if (e == ERR_END) *stepped = w->id_limit && w->next_offset == w->id_limit;
+        if (e == ERR_END) *stepped = rc->keeps_proven || (w->id_limit && w->next_offset == w->id_limit);
         else {
             if (!e) e = chunk_right(w, &c, true, f);
             if (e && !is_damage(e)) return e;
@@ -185,7 +197,7 @@ static err walk_promised_nothing(struct recovery *rc, struct walk *w, bool id_kn
         err e = scan_header(&w->scan, w->position, &c, f);
         if (e == ERR_END) return OK;
         if (!e) e = chunk_right(w, &c, id_known, f);
-        if (is_damage(e) && id_known && rc->keeps_behind) {
+        if (is_damage(e) && id_known && (rc->keeps_behind || rc->keeps_proven)) {
             e = step_over(rc, w, &stepped, f);
             if (e) return e;
             if (stepped) continue;
@@ -644,7 +656,8 @@ err recovery_run(const char *directory, const struct log_options *options, struc
 
     out->ran = true;
     struct recovery rc = {.directory = directory, .report = out, .synced = found_is_synced(once, directory),
-                          .keeps_behind = options->durability == DURABILITY_OS};
+                          .keeps_behind = options->durability == DURABILITY_OS,
+                          .keeps_proven = options->durability == DURABILITY_DISK};
     rc.commit = (struct commit){.batch_position = SEGMENT_HEADER_BYTES, .position = SEGMENT_HEADER_BYTES,
                                 .last_chunk = UINT64_MAX, .timestamp_ms = INT64_MIN};
     rc.commit.segment = UINT64_MAX; /* none yet */

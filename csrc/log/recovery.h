@@ -27,6 +27,7 @@ struct recovery {
     uint32_t piece_count;
     bool synced;              /* what was found is durable */
     bool keeps_behind;        /* durability `os`: each chunk was confirmed when it was written, so undamaged ones stay */
+    bool keeps_proven;        /* durability `disk`: only a chunk that was once whole on the disk is stepped over */
     bool changed;             /* a file that a power cut must not undo was written anew */
     uint64_t stored_to;       /* all before it is in the store, or once was; 0: there are no stubs */
 };

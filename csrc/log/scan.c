@@ -93,6 +93,67 @@ err scan_trailer(const struct scan *s, uint64_t position, const struct chunk *c,
     return e;
 }
 
+#define SECTOR_BYTES 512u /* the smallest that a power cut leaves unwritten */
+
+/* The header at `position`, as it is or with one bit flipped. */
+static bool header_one_bit(const struct scan *s, uint64_t position, uint64_t id, struct chunk *out, bool *flipped)
+{
+    uint8_t header[CHUNK_HEADER_BYTES];
+    if (position >= s->limit || s->limit - position < sizeof header) return false;
+    if (scan_read(s, header, sizeof header, position, NULL)) return false;
+    err e = chunk_header_read(header, sizeof header, s->seed, out);
+    *flipped = e != OK;
+    for (unsigned bit = 0; e && bit < 8 * sizeof header; bit++) {
+        header[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        e = chunk_header_read(header, sizeof header, s->seed, out);
+        header[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    return !e && out->chunk_id == id && chunk_bytes(out) <= s->limit - position;
+}
+
+/* Is a sector with bytes of [position, end) all zeros?  The next chunk's bytes count: they were written with these. */
+static bool has_hole(const struct scan *s, uint64_t position, uint64_t end)
+{
+    static const uint8_t zeros[SECTOR_BYTES];
+    uint8_t sector[SECTOR_BYTES];
+    while (position < end) {
+        size_t size = SECTOR_BYTES - (size_t)(position % SECTOR_BYTES);
+        if (size > s->limit - position) size = (size_t)(s->limit - position);
+        if (scan_read(s, sector, size, position, NULL) || memcmp(sector, zeros, size) == 0) return true;
+        position += size;
+    }
+    return false;
+}
+
+static bool range_crc(const struct scan *s, uint64_t at, uint64_t bytes, uint32_t *crc)
+{
+    uint8_t piece[PIECE_BYTES];
+    for (*crc = 0; bytes > 0;) {
+        size_t size = bytes < sizeof piece ? (size_t)bytes : sizeof piece;
+        if (scan_read(s, piece, size, at, NULL)) return false;
+        *crc = crc32_update(*crc, piece, size);
+        at += size;
+        bytes -= size;
+    }
+    return true;
+}
+
+bool scan_is_one_bit(const struct scan *s, uint64_t position, uint64_t id, struct chunk *out)
+{
+    bool flipped;
+    uint32_t entries, trailer;
+    if (s->cold_bytes || !header_one_bit(s, position, id, out, &flipped)) return false;
+    uint64_t end = position + chunk_bytes(out);
+    if (has_hole(s, position, end)) return false;
+    if (!range_crc(s, end - out->trailer_bytes - out->data_bytes, out->data_bytes, &entries)) return false;
+    if (!range_crc(s, end - out->trailer_bytes, out->trailer_bytes, &trailer)) return false;
+    entries ^= out->crc;
+    if (out->trailer_bytes) trailer ^= out->trailer_crc;
+    if (flipped) return !entries && !trailer;
+    if (entries) return !trailer && crc32_is_one_bit(entries, out->data_bytes);
+    return trailer && crc32_is_one_bit(trailer, out->trailer_bytes);
+}
+
 err scan_resync(const struct scan *s, uint64_t from, uint64_t id_min, uint64_t *position, struct chunk *out,
                 struct fault *f)
 {

@@ -125,6 +125,10 @@ err scan_entries(const struct scan *s, uint64_t position, const struct chunk *c,
  * there is none.  ERR_CORRUPT. */
 err scan_trailer(const struct scan *s, uint64_t position, const struct chunk *c, uint8_t **trailer, struct fault *f);
 
+/* Does one flipped bit explain why the chunk at `position`, whose first record has offset `id`, is damaged?  Then it was
+ * once whole on the disk.  No: also where a sector of it is all zeros, as a power cut leaves them, or cannot be read. */
+bool scan_is_one_bit(const struct scan *s, uint64_t position, uint64_t id, struct chunk *out);
+
 /* From `from` on, byte by byte, the next place where a whole good chunk lies whose id is at
  * least `id_min`.  The seed keeps a message's bytes from posing as one.  ERR_END. */
 err scan_resync(const struct scan *s, uint64_t from, uint64_t id_min, uint64_t *position, struct chunk *out,

@@ -154,3 +154,18 @@ TEST(the_kernel_in_use_is_one_of_the_table)
     EXPECT_EQ(1, found);
     printf("  in use: %s\n", crc32_kernel());
 }
+
+TEST(one_flipped_bit_is_told_from_other_damage)
+{
+    uint8_t data[600];
+    for (unsigned round = 0; round < 300; round++) {
+        size_t size = 1 + (size_t)test_random_below(sizeof data);
+        for (size_t i = 0; i < size; i++) data[i] = (uint8_t)test_random();
+        uint32_t before = crc32_update(0, data, size);
+        uint64_t first = test_random_below(8 * size), second = test_random_below(8 * size);
+        data[first / 8] ^= (uint8_t)(1u << first % 8);
+        EXPECT(crc32_is_one_bit(before ^ crc32_update(0, data, size), size));
+        data[second / 8] ^= (uint8_t)(1u << second % 8);
+        EXPECT(!crc32_is_one_bit(before ^ crc32_update(0, data, size), size)); /* two, or none */
+    }
+}
