@@ -59,6 +59,17 @@ def test_streams_of_this_boot_are_usable_as_they_are(metadata, caplog):
         logs.Log(record.directory).close()
 
 
+def test_files_that_are_rebuilt_in_every_stream_as_after_an_upgrade_are_a_few_lines_with_a_count(metadata, caplog):
+    for number in range(20):
+        os.unlink(os.path.join(create(metadata, f"s{number:02}").directory, "tracking"))
+    assert recover(metadata) == 20
+    said = [
+        record.getMessage() for record in caplog.records if "it is rebuilt from the segments" in record.getMessage()
+    ]
+    assert len(said) == recovery.REBUILT_NAMED_MAX + 2
+    assert "stream 's00': " in said[0] and "(16 more in the last" in said[-1]
+
+
 def test_a_missing_directory_is_an_error_in_the_log_and_an_empty_stream(metadata, caplog):
     record = create(metadata, "orders")
     shutil.rmtree(record.directory)

@@ -65,6 +65,9 @@ _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 log = logging.getLogger("vibemq.server")
 unsynced = OnceAMinute(log)
+rebuilding = OnceAMinute(log)
+#: So many streams with rebuilt files get a line each; all others share one line, as all streams are after an upgrade.
+REBUILT_NAMED_MAX = 3
 Given = TypeVar("Given")
 Outcome = TypeVar("Outcome")
 Report = Union["logs.RecoveryReport", VibeMQError, None]
@@ -83,7 +86,7 @@ class Recovery:
         self._more_sizes = chunk_messages_max, *local_limits
         self._policies = metadata.held_policies()
         self._once = logs.SyncOnce()
-        self._usable = self._checked = self._checked_bytes = 0
+        self._usable = self._checked = self._checked_bytes = self._rebuilt = 0
         #: Logs that ``before_serving`` did not come to, by their directories, and where the state of each is.
         self.left: dict[str, tuple[int, StreamRecord]] = {}
         self._states: mmap.mmap | None = None
@@ -112,6 +115,7 @@ class Recovery:
                     told = time.monotonic()
                     log.info("recovery: %d streams so far, %d bytes checked", self._checked, self._checked_bytes)
         _clear_orphans(self._metadata.streams_dir, known)
+        rebuilding.say_rest()
         if self._checked:
             said = "recovered %d streams in %.2f s, %d bytes checked"
             log.info(said, self._checked, time.monotonic() - began, self._checked_bytes)
@@ -140,6 +144,7 @@ class Recovery:
         for _, done in _at_a_time(unless_it_ends, list(self.left)):
             if done is not None:
                 self._note(*done)
+        rebuilding.say_rest()
         if ends.is_set():
             return 0
         said = "recovered %d streams beside the work in %.2f s, %d bytes checked"
@@ -203,7 +208,9 @@ class Recovery:
             _tell_cuts(record.name, report)  # missing segments
             return
         if report.unfit and not report.unfit.endswith(".segment"):  # damage of a segment is logged below
-            log.warning(
+            self._rebuilt += 1
+            rebuilding.say(
+                min(self._rebuilt, REBUILT_NAMED_MAX + 1),
                 "stream %r: %s is damaged, missing or of an older version; it is rebuilt from the segments, and "
                 "no message is lost",
                 record.name, report.unfit,
