@@ -4,6 +4,7 @@
 import http.client
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -125,6 +126,10 @@ def test_a_user_has_no_more_connections_than_its_limit_by_whatever_doors(
         assert (status, "has its 3 connections (max-connections)" in text) == (429, True)
         with pytest.raises(VibeMQError, match=r"has its 3 connections"):
             native(served, user)
+        refused = re.findall(
+            r"^vibemq_limits_refused_total{.*} (\S+)$", http_of.call("GET", "metrics").text, re.MULTILINE
+        )
+        assert sum(map(float, refused)) >= 5
         with native(served, "root"):
             pass  # another user's
         first.close()

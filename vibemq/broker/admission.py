@@ -15,6 +15,7 @@ from vibemq.access.scopes import TokenAccess
 from vibemq.access.users import GUEST, Verdict
 from vibemq.broker.audit import author
 from vibemq.broker.helping import in_helper
+from vibemq.broker.limits import count_refused
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamIsNoQueue, StreamNotFound
 from vibemq.net.hosts import host_of
 from vibemq.once_a_minute import OnceAMinute
@@ -224,7 +225,8 @@ def log_refusal(peer: str, user: str, right: str, queue: str) -> None:
 def what_failed(peer: str, problem: BaseException) -> str:
     """For the peer whose command the disk, a limit or an error of ours has stopped; the log says more."""
     if isinstance(problem, LimitExceeded):  # caused by the client, not by the broker
-        limiting.say(type(problem), "%s: a command failed: %s", peer, problem)
+        count_refused()
+        limiting.say(str(problem).partition(":")[0], "%s: a command failed: %s", peer, problem)
         return str(problem)
     if isinstance(problem, StorageError):
         faults.say(problem.code, "%s: a command failed: %s", peer, problem)

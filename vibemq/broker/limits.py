@@ -37,6 +37,19 @@ ROWS = 2 * GUEST_SLOT + 1
 _KINDS = (USER, VHOST)
 Key = tuple[str, str]  # kind and name
 
+_refused = 0  # requests of clients, by this process
+
+
+def count_refused() -> None:
+    """Count a request of a client that a limit has refused: a configured one, or a full table (ARCHITECTURE.md)."""
+    global _refused
+    _refused += 1
+
+
+def refused_total() -> int:
+    """How many requests of clients this process has refused because of a limit."""
+    return _refused
+
 
 class WorkerLimits:
     """For the loop's thread of one worker."""
@@ -76,6 +89,7 @@ class WorkerLimits:
                 self._remove(client, keys[: at + 1])
                 of = f"user {key[1]!r}" if key[0] == USER else f"virtual host {key[1]!r}"
                 why = f"{of} has its {most} connections (max-connections)"
+                count_refused()
                 refusing.say(key, "%s: not let in: %s", client.owner.peer, why)
                 return why
         client.counted = keys

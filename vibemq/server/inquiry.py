@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from vibemq.broker.limits import refused_total
 from vibemq.errors import LimitExceeded, VibeMQError
 from vibemq.once_a_minute import OnceAMinute
 
@@ -92,6 +93,7 @@ class Inquiries:
             "is_drained": self._loop.suspended,
             "delivered": self._broker.streams.delivered,
             "certificate_ends_s": ends_s,
+            "limits_refused": refused_total(),
         }
 
     def _on_sessions(self, question: dict[str, Any]) -> object:

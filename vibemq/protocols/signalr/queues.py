@@ -13,6 +13,7 @@ from vibemq.access.glob import Glob, fold
 from vibemq.access.permissions import Operation
 from vibemq.broker.arguments import stream_arguments
 from vibemq.broker.audit import author
+from vibemq.broker.limits import count_refused
 from vibemq.broker.options import letters_named
 from vibemq.errors import LimitExceeded, StorageError, StreamExists, StreamNotFound
 from vibemq.protocols.signalr.commands import (
@@ -119,6 +120,7 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
         if isinstance(made, StreamExists):
             _check_same(record_of(hub, name))
         elif isinstance(made, LimitExceeded):
+            count_refused()
             raise HubError(ErrorCode.LIMIT_EXCEEDED, str(made))
         elif isinstance(made, BaseException):
             raise made

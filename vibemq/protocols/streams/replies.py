@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vibemq.broker.admission import log_expiry, rights_in
 from vibemq.broker.arguments import BadArgument
 from vibemq.broker.helping import in_helper
+from vibemq.broker.limits import count_refused
 from vibemq.errors import (
     ExchangeNotFound,
     LimitExceeded,
@@ -113,6 +114,8 @@ def code_of(session: StreamsSession, request: Any, problem: BaseException, failu
         lacking.say(kind, "%s: %s %s: %s", session.peer, name, subject, problem)
         return Code.PRECONDITION_FAILED
     if isinstance(problem, LimitExceeded | PreconditionFailed):
+        if isinstance(problem, LimitExceeded):
+            count_refused()
         refusing.say(kind, "%s: %s %s: %s", session.peer, name, subject, problem)
         return Code.PRECONDITION_FAILED
     if isinstance(problem, StorageError | OSError):
