@@ -320,7 +320,9 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s is damaged: the copies of departed members of this fan-out are unknown",
     ),
     "queue_ledger_damaged": (
-        "queue %r: %s/ledger is damaged; its words are restored from their copies, and no message is lost",
+        "queue %r: %s/ledger is damaged; its words are restored or begin anew, and no message is lost",
+        "queue %r: %d files of its ledger are missing, the first is %s/%020d.ledger",
+        "queue %s: %d files of its ledger are missing, the first is %s/%020d.ledger",
         "queue %r: its ledger in %s is damaged: %d messages, the first at offset %d, are delivered again",
         "queue %s: its ledger is damaged: %d messages, the first at offset %d, are delivered again",
     ),
