@@ -429,7 +429,7 @@ def test_a_name_beyond_the_limit_is_refused_and_not_acknowledged_before(tmp_path
         peer.create("q", mode=FAN_OUT_WITH_ACK)
         subscribe(peer, "q", "first", ttl_s=600)
         (ledger,) = (tmp_path / "streams").glob("*/ledger")
-        record = struct.pack("=3Q", SUBSCRIBED, 0, 600).ljust(1024, b"\0")
+        record = struct.pack("=3Q", SUBSCRIBED * 0x0101010101010101, 0, 600).ljust(1024, b"\0")
         with open(ledger.parent / "members", "r+b", buffering=0) as file:
             os.pwrite(file.fileno(), record * (NAMES_MAX - 1), 2 * len(record))  # behind the header and the first
         late = stack.enter_context(QueuePeer(running))

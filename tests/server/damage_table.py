@@ -12,7 +12,7 @@ from pathlib import Path
 DOCUMENT = Path(__file__).parents[2] / "docs/damage.md"
 
 #: The cost of a case. `nothing`: no message is lost, and no start is refused.
-NOTHING, CHUNK, BEHIND_CUT, SEGMENT, REFUSED, OFFSETS, AGAIN = (
+NOTHING, CHUNK, BEHIND_CUT, SEGMENT, REFUSED, OFFSETS, AGAIN, COPIES = (
     "nothing",
     "chunk",
     "behind the cut",
@@ -20,6 +20,7 @@ NOTHING, CHUNK, BEHIND_CUT, SEGMENT, REFUSED, OFFSETS, AGAIN = (
     "refused",
     "offsets",
     "again",
+    "copies",
 )
 WORDS = {
     NOTHING: "nothing",
@@ -29,6 +30,7 @@ WORDS = {
     REFUSED: "the start is refused",
     OFFSETS: "the stored offsets in it",
     AGAIN: "nothing: settled messages are delivered again",
+    COPIES: "copies that absent fan-out members were owed",
 }
 
 
@@ -122,6 +124,14 @@ FILES = (
     Kind("`*.ledger`", "streams/{orders}/*.ledger", AGAIN, AGAIN, AGAIN, "none"),
     Kind("`*.ledger`, in the middle", "streams/{many}/*.ledger", AGAIN, AGAIN, AGAIN, "none", which=1, names=True),
     Kind("`*.settled`, empty", "streams/{many}/*.settled", NOTHING, NOTHING, AGAIN, "none", names=True),
+    Kind(
+        "`members`",
+        "streams/{news}/members",
+        AGAIN,
+        COPIES,
+        COPIES,
+        "none: messages that no member has acknowledged stay",
+    ),
     Kind(
         "`identity`",
         "identity",

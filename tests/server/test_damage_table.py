@@ -16,9 +16,10 @@ from pathlib import Path
 
 import damage_table
 import pytest
-from damage_table import AGAIN, BEHIND_CUT, CHUNK, OFFSETS, REFUSED, SEGMENT, Kind
+from damage_table import AGAIN, BEHIND_CUT, CHUNK, COPIES, OFFSETS, REFUSED, SEGMENT, Kind
 from other_boot import write_in_another_boot
-from running import broker, wait_until
+from peers.queues import Command, QueuePeer
+from running import Running, broker, wait_until
 
 import vibemq.client
 import vibemq.storage.cold as cold
@@ -31,6 +32,7 @@ from vibemq.remote.objects import Damaged, opened, sealed
 from vibemq.remote.objects import Kind as ObjectKind
 from vibemq.server import datadir
 from vibemq.server.recovery import Recovery
+from vibemq.storage.members import MemberTable
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.reading import ChunkReader
@@ -57,6 +59,7 @@ class Facts:
     published: int = 0
     offsets: dict[bytes, int] = field(default_factory=dict)
     settled: dict[str, int] = field(default_factory=dict)  # of each queue, bit by bit
+    owed: dict[str, tuple[list[object], int]] = field(default_factory=dict)  # of absent members: ranges, position
 
 
 class World:
@@ -69,6 +72,7 @@ class World:
         metadata = Metadata(datadir.metadata_path(str(folder)))
         found = {record.name: record.incarnation for record in metadata.streams()}
         self.events, self.orders, self.many = found["events"], found["orders"], found["many"]
+        self.news = found["news"]
         metadata.close()
 
     @property
@@ -89,7 +93,7 @@ class World:
                     file.write(os.stat(path).st_ino.to_bytes(8, sys.byteorder))
 
     def find(self, kind: Kind) -> Path:
-        pattern = kind.pattern.format(events=self.events, orders=self.orders, many=self.many)
+        pattern = kind.pattern.format(events=self.events, orders=self.orders, many=self.many, news=self.news)
         return sorted(self.folder.glob(pattern))[kind.which]
 
     def start(self, caplog: pytest.LogCaptureFixture, boot: str) -> Facts:
@@ -129,6 +133,9 @@ class World:
         for queue in (self.orders, self.many):
             base, ranges = ledger.settled(str(self.folder / "streams" / queue))
             facts.settled[queue] = sum((1 << end) - (1 << first) for first, end in [(0, base), *ranges])
+        with suppress(FileNotFoundError):
+            for one in MemberTable(str(self.folder / "streams" / self.news), False).all():
+                facts.owed[one.name] = (one.copies, one.cursor)
         stored = StoredOffsets(self.log)
         facts.offsets = stored.all()
         stored.close()
@@ -168,6 +175,7 @@ def write(folder: Path, *, kill: bool) -> None:
                         message.ack()
                 client.queue_info("orders")  # answered after the acknowledgements were read
             client.publish_many("many", range(3 * BLOCK + 100))
+        write_news(served)
         metadata = Metadata(datadir.metadata_path(str(folder)))
         for name in ("ada", "eve"):
             metadata.add_user(name, f"$argon2id$of {name}")
@@ -195,6 +203,21 @@ def write(folder: Path, *, kill: bool) -> None:
         cold.write_stub(directory, cold.describe(directory, begin, end, 1))
     head = struct.pack(">4sIQQI", b"VMQK", 1, first, os.path.getsize(f"{directory}/{first:020}.segment"), 8 << 20)
     Path(directory, f"{first:020}.cold").write_bytes(head.ljust(4096, b"\0"))
+
+
+def write_news(served: Running) -> None:
+    """An absent member of a fan-out is owed three messages that another member has acknowledged."""
+    with QueuePeer(served) as first, QueuePeer(served) as second:
+        first.create("news", mode=1)
+        for peer, name in ((first, "first"), (second, "audit")):
+            headers = {"vibemq-subscriber": name, "vibemq-subscriber-ttl": "600"}
+            peer.ask(Command.SUBSCRIBE, queue="news", headers=headers)
+        first.await_subscribers("news", 2)
+        first.publish_all("news", range(3))
+        first.ack(*first.take(3))
+        second.take(3)
+        second.close()
+        first.await_counts("news", 3)
 
 
 @pytest.fixture(scope="module")
@@ -249,6 +272,9 @@ def check(kind: Kind, cost: str, before: Facts, now: Facts, path: Path, segments
     if now.settled != before.settled:
         assert cost == AGAIN
         assert not kind.names or path.exists() or path.stem in now.said, "it is named"
+    for name, (ranges, position) in before.owed.items():
+        found = now.owed.get(name)
+        assert cost == COPIES if found is None else found[0] == ranges and found[1] <= position
     gone = before.offsets.items() - now.offsets.items()
     assert now.offsets.items() <= before.offsets.items()
     if gone:

@@ -317,7 +317,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     ),
     "queue_member_damaged": (
         "queue %s: the record of an absent member is damaged, so all messages from %d on are delivered to it again",
-        "%s is damaged: the copies of departed members of this fan-out are unknown",
+        "%s: the header is damaged and written again; the members are kept",
     ),
     "queue_ledger_damaged": (
         "queue %r: %s/ledger is damaged; its words are restored or begin anew, and no message is lost",

@@ -8,9 +8,11 @@ older position only makes a message come again, so the file is never synced, and
 
 import errno
 import fcntl
+import heapq
 import logging
 import os
 import struct
+import time
 import zlib
 from typing import NamedTuple
 
@@ -56,8 +58,11 @@ cdef enum:
     ALONE_FROM = 14
     ALONE_END = 15
 
-#: States of a record.
+#: States of a record.  The file has such a number in each byte of the word, so one flipped bit is corrected.
 FREE, SUBSCRIBED, AWAY, LEFT = 0, 1, 2, 3
+cdef uint64_t IN_EACH_BYTE = 0x0101010101010101
+#: The highest time to live that a member can have (SUBSCRIBER_TTL_S_MAX): a damaged record keeps copies no longer.
+TTL_S_MAX = 2_592_000
 LENIENT = 1 << 63  # in the end of a range: messages that a member has acknowledged are no copies of this one
 
 
@@ -91,15 +96,15 @@ cdef class MemberTable:
         self.path = os.path.join(directory, FILE_NAME)
         with self._locked(os.O_CREAT if create else 0) as file:
             if os.fstat(file).st_size < RECORD_BYTES:
-                self._grow(file, 0, struct.pack("=II", MAGIC, VERSION))
-            magic, version = struct.unpack("=II", os.pread(file, 8, 0))
-            if magic != MAGIC:
-                # With a damaged header the positions are unreliable: every member starts again.
-                logger.error("%s is damaged: the copies of departed members of this fan-out are unknown", self.path)
-                os.ftruncate(file, 0)
-                self._grow(file, 0, struct.pack("=II", MAGIC, VERSION))
-            elif version != VERSION:
+                self._grow(file, 0, _header())
+            head = os.pread(file, len(_header()), 0)
+            magic, version = struct.unpack_from("=II", head)
+            if magic == MAGIC and version > VERSION and head == _header(version):
                 raise StorageError("ERR_VERSION", f"{self.path} is of version {version}, known is version {VERSION}")
+            if head != _header():
+                logger.error("%s: the header is damaged and written again; the members are kept", self.path)
+                if os.pwrite(file, _header(), 0) != len(head):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._map(file)
 
     def __dealloc__(self):
@@ -150,7 +155,7 @@ cdef class MemberTable:
             self._map(file)
             for index in range(1, self.mapped):
                 w = self._record(index)
-                if w[STATE] == FREE:
+                if _state_of(w[STATE]) == FREE:
                     free = free or index
                     if not ttl_s:
                         break
@@ -171,15 +176,16 @@ cdef class MemberTable:
             w[TTL_S], w[NAME_BYTES], w[RANGE_COUNT], w[START], w[SKIP_BELOW], w[SINCE_MS] = ttl_s, len(encoded), 0, 0, 0, 0
             w[ADMITTED] = w[ALONE_FROM] = w[ALONE_END] = 0
             self._bytes(free, NAME_AT, encoded.ljust(RANGES_AT - NAME_AT, b"\0"))
+            self.place(free, 0, 0)  # not the positions of an earlier member
             self._seal(free)
-            w[STATE] = SUBSCRIBED
+            w[STATE] = SUBSCRIBED * IN_EACH_BYTE
             return free
 
     def leave(self, uint32_t index):
         """The member has unsubscribed; should the home die before it hears of that, its successor reads it here."""
         cdef uint64_t *w = self._record(index)
-        if w[STATE] == SUBSCRIBED:
-            w[STATE] = LEFT
+        if _state_of(w[STATE]) == SUBSCRIBED:
+            w[STATE] = LEFT * IN_EACH_BYTE
 
     # ---- the home ----
 
@@ -207,23 +213,32 @@ cdef class MemberTable:
         self._bytes(index, RANGES_AT, b"".join(struct.pack("=QQ", first, end | flag) for first, end, flag in ranges))
         if away_since_ms is not None:
             w[SINCE_MS] = away_since_ms
-        self._seal(index)
         w[ADMITTED] = 1
-        w[STATE] = SUBSCRIBED if away_since_ms is None else AWAY
+        self._seal(index)
+        w[STATE] = (SUBSCRIBED if away_since_ms is None else AWAY) * IN_EACH_BYTE
 
     def read(self, uint32_t index) -> MemberRecord:
+        """Read a record.  One flipped bit is corrected; with more damage the member is owed all messages."""
         cdef uint64_t *w = self._record(index)
-        cdef uint64_t count = min(w[RANGE_COUNT], <uint64_t> RANGES_MAX), size = min(w[NAME_BYTES], <uint64_t> NAME_BYTES_MAX)
+        cdef uint64_t count, size
         cdef char *at = <char *> w
-        is_whole = w[CHECK] == self._check(index)
+        state = _state_of(w[STATE])
+        is_whole = self._correct(index) and state >= 0
+        if state < 0:
+            state = AWAY
+        # Of two copies that differ, by a kill or by damage, the lower one loses nothing.
+        low, cursor = min(w[LOW], ~w[LOW_INVERSE]), min(w[CURSOR], ~w[CURSOR_INVERSE])
+        count, size = min(w[RANGE_COUNT], <uint64_t> RANGES_MAX), min(w[NAME_BYTES], <uint64_t> NAME_BYTES_MAX)
         name = (<bytes> at[NAME_AT:NAME_AT + size]).decode("utf-8", "replace")
+        ttl_s = min(w[TTL_S], TTL_S_MAX)
+        if not is_whole:
+            return MemberRecord(index, state, w[OWNER] & 0xFFFFFFFF, w[OWNER] >> 32, name, ttl_s, time.time_ns() // 1_000_000,
+                                True, False, 0, 0, 0, cursor, [], [], (0, 0))
         pairs = list(struct.iter_unpack("=QQ", <bytes> at[RANGES_AT:RANGES_AT + count * 16]))
         copies = [(first, end) for first, end in pairs if not end & LENIENT]
         shared = [(first, end & ~LENIENT) for first, end in pairs if end & LENIENT]
-        # Of two copies that differ, by a kill or by damage, the lower one loses nothing.
-        low, cursor = min(w[LOW], ~w[LOW_INVERSE]), min(w[CURSOR], ~w[CURSOR_INVERSE])
-        return MemberRecord(index, w[STATE], w[OWNER] & 0xFFFFFFFF, w[OWNER] >> 32, name, w[TTL_S], w[SINCE_MS],
-                            w[ADMITTED] != 0, is_whole, w[START], w[SKIP_BELOW], low, cursor, copies, shared,
+        return MemberRecord(index, state, w[OWNER] & 0xFFFFFFFF, w[OWNER] >> 32, name, ttl_s, w[SINCE_MS],
+                            w[ADMITTED] != 0, True, w[START], w[SKIP_BELOW], low, cursor, copies, shared,
                             (w[ALONE_FROM], w[ALONE_END]))
 
     def all(self) -> list:
@@ -231,7 +246,7 @@ cdef class MemberTable:
         cdef uint32_t index
         with self._locked() as file:
             self._map(file)
-        return [self.read(index) for index in range(1, self.mapped) if self._record(index)[STATE] != FREE]
+        return [self.read(index) for index in range(1, self.mapped) if _state_of(self._record(index)[STATE]) != FREE]
 
     def _bytes(self, uint32_t index, int at, bytes content):
         memcpy(<char *> self._record(index) + at, <const char *> content, len(content))
@@ -240,9 +255,61 @@ cdef class MemberTable:
         self._record(index)[CHECK] = self._check(index)
 
     def _check(self, uint32_t index):
-        """Return the check of the fields that change seldom."""
-        cdef char *at = <char *> self._record(index)
-        return zlib.crc32(<bytes> at[ALONE_FROM * 8:RECORD_BYTES], zlib.crc32(<bytes> at[TTL_S * 8:SINCE_MS * 8]))
+        return _check_of((<char *> self._record(index))[:RECORD_BYTES])
+
+    def _correct(self, uint32_t index) -> bool:
+        """Correct one flipped bit of the check or of the words that it covers; False where more is damaged."""
+        cdef uint64_t *w = self._record(index)
+        cdef uint64_t differing = w[CHECK] ^ <uint64_t> self._check(index)
+        cdef int number
+        if not differing:
+            return True
+        if differing & (differing - 1):
+            if not _flips:
+                _find_flips()
+            number = _flips.get(differing, -1)
+            if number < 0:
+                return False
+            (<uint8_t *> w)[number >> 3] ^= 1 << (number & 7)
+        self._seal(index)
+        return True
+
+
+def _check_of(record):
+    """Return the check of all that has no other protection: all but the state, itself, `low` and `cursor`."""
+    whole = memoryview(record)
+    return zlib.crc32(whole[ADMITTED * 8:], zlib.crc32(whole[OWNER * 8:CHECK * 8]))
+
+
+#: How the check of a record changes -> the flipped bit that changes it so; empty until a record is damaged.
+_flips = {}
+
+
+def _find_flips():
+    cdef int number
+    record = bytearray(RECORD_BYTES)
+    zeros = _check_of(record)
+    for number in range(RECORD_BYTES * 8):
+        if OWNER * 64 <= number < CHECK * 64 or number >= ADMITTED * 64:
+            record[number >> 3] = 1 << (number & 7)
+            _flips[_check_of(record) ^ zeros] = number
+            record[number >> 3] = 0
+
+
+cdef int _state_of(uint64_t word):
+    """Return the state, also where one bit of the word is wrong; -1: it is damaged."""
+    cdef uint64_t differing
+    cdef int state
+    for state in range(4):
+        differing = word ^ <uint64_t> state * IN_EACH_BYTE
+        if not differing & (differing - 1):
+            return state
+    return -1
+
+
+def _header(version=VERSION) -> bytes:
+    """Return magic, version and their check (file_page_check in csrc/base/file.h)."""
+    return struct.pack("=III", MAGIC, version, zlib.crc32(struct.pack(">II", MAGIC, version)) or 1)
 
 
 class _Locked:
@@ -272,13 +339,21 @@ class _Locked:
 
 
 def _fewer(list ranges, int most) -> list:
-    """Join neighbours of one kind until there are at most `most` ranges: (first, end, kind)."""
-    while len(ranges) > most:
-        gaps = [(ranges[i + 1][0] - ranges[i][1], i) for i in range(len(ranges) - 1)]
-        _, at = min(gaps)
-        # Of two kinds the stricter one holds: an own copy is delivered also if other members have acknowledged it.
-        ranges[at:at + 2] = [(ranges[at][0], max(ranges[at][1], ranges[at + 1][1]), min(ranges[at][2], ranges[at + 1][2]))]
-    return ranges
+    """Join the neighbours with the smallest gaps, until there are at most `most` ranges: (first, end, kind)."""
+    cdef Py_ssize_t i
+    if len(ranges) <= most:
+        return ranges
+    gaps = [(ranges[i][0] - ranges[i - 1][1], i) for i in range(1, len(ranges))]
+    joins = {i for _, i in heapq.nsmallest(len(ranges) - most, gaps)}
+    found = []
+    for i in range(len(ranges)):
+        first, end, kind = ranges[i]
+        if i in joins:
+            # Of two kinds the stricter one holds: an own copy is delivered also if other members have acknowledged it.
+            before = found.pop()
+            first, end, kind = before[0], max(before[1], end), min(before[2], kind)
+        found.append((first, end, kind))
+    return found
 
 
 def prepare(str directory, end):
