@@ -8,7 +8,17 @@ from vibemq.storage.members cimport MemberTable
 
 cdef class Departed:
     cdef Queue queue
-    cdef list away                    # Members that vanished; the first to vanish comes first
+    cdef dict away                    # Members that vanished, the first to vanish first -> their figures (_measure)
+    # All of these have members of `away`.
+    cdef dict by_record, by_name      # by_name: lists, longest gone first
+    cdef dict unnamed, short_lived    # as ordered sets: without a name; without a time to live
+    cdef list were_alone              # with was_alone
+    # The sum of the figures (_sum_up).
+    cdef bint is_summed
+    cdef uint64_t summed_at, sum_ends # it holds while summed_at <= next < sum_ends
+    cdef uint64_t away_low            # the lowest offset that one is owed
+    cdef uint64_t open_departed       # departed() of those whose copies reach beyond `next`
+    cdef uint64_t closed_count        # the highest number of copies of one of the others
     cdef list lapsed                  # Members after the end of their time; their copies leave the queue now
     cdef dict unjoined                # record -> MemberRecord of members that no worker has reported to a new home yet
     cdef Member shed_by_limit         # in `lapsed`: copies that a length limit drops
@@ -25,12 +35,19 @@ cdef class Departed:
     cdef list unsettled(self, Backlog of, list ranges)
     cdef tuple _without_passed_on(self, Member gone, list copies, list shared)
     cdef Member find(self, Member m)
+    cdef int give_to_early(self, Member gone, dict members, uint64_t next) except -1
+    cdef int give_all_to_early(self, dict members, uint64_t next) except -1
+    cdef int _give(self, Member m, Member gone, uint64_t next) except -1
+    cdef int _put(self, Member gone) except -1
+    cdef int _drop(self, Member gone) except -1
+    cdef int _measure(self, Member gone) except -1
+    cdef int _sum_up(self, uint64_t next) except -1
     cdef int take(self, Member m, Member gone, uint64_t next) except -1
     cdef bint keep(self, Backlog of, Member gone, uint64_t low, uint64_t next, bint with_ack) except -1
     cdef int forget(self, Member m) except -1
     cdef int place(self, Member m) except -1
     cdef int taken_over(self, Backlog of, uint64_t base, list passed_on) except -1
-    cdef uint64_t lowest(self) noexcept
+    cdef uint64_t lowest(self) except? 0
     cdef uint64_t departed(self, uint64_t departed, uint64_t next) except? 0
     cdef uint64_t cut(self, uint64_t below) except? 0
     cdef int end_some(self, Backlog of, int64_t now_ms) except -1

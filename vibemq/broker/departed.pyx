@@ -49,7 +49,8 @@ cdef enum:
 cdef class Departed:
     def __init__(self, Queue queue, uint64_t base, uint64_t next):
         """`next`: the home's. Members in the table that no worker has reported are processed in `taken_over`."""
-        self.queue, self.away, self.lapsed, self.unjoined, self.due_ms = queue, [], [], {}, NEVER
+        self.queue, self.away, self.lapsed, self.unjoined, self.due_ms = queue, {}, [], {}, NEVER
+        self.by_record, self.by_name, self.unnamed, self.short_lived, self.were_alone = {}, {}, {}, {}, []
         if queue.members is None:
             try:
                 queue.members = MemberTable(queue.record.directory, False)
@@ -79,7 +80,7 @@ cdef class Departed:
             gone.copies, gone.owed, gone.skip_below = deque([(base, end)]), deque(), 0
         gone.due_ms = self.queue.table.now_ms + max(
             self._grace_ms(None), min(gone.ttl_ms, gone.ttl_ms - (time.time_ns() // 1_000_000 - record.since_ms)))
-        self.away.append(gone)
+        self._put(gone)
         self.due_ms = min(self.due_ms, gone.due_ms)
 
     cdef int64_t _due_ms(self, Member gone):
@@ -92,6 +93,70 @@ cdef class Departed:
 
     cdef int _tell(self) except -1:
         core.word_store(&self.queue.control.away, <uint64_t> len(self.away))
+        return 0
+
+    # ---- the index of vanished members: each departure and each arrival costs the same, however many there are ----
+
+    cdef int _put(self, Member gone) except -1:
+        self._measure(gone)
+        if gone.record:
+            self.by_record[gone.record] = gone
+        if gone.subscriber:
+            self.by_name.setdefault(gone.subscriber, []).append(gone)
+        else:
+            self.unnamed[gone] = None
+        if not gone.ttl_ms:
+            self.short_lived[gone] = None
+        if gone.was_alone:
+            self.were_alone.append(gone)
+        return 0
+
+    cdef int _drop(self, Member gone) except -1:
+        if gone not in self.away:
+            return 0
+        del self.away[gone]
+        self.is_summed = False
+        self.unnamed.pop(gone, None)
+        self.short_lived.pop(gone, None)
+        if gone.record and self.by_record.get(gone.record) is gone:
+            del self.by_record[gone.record]
+        if gone.subscriber:
+            self.by_name[gone.subscriber].remove(gone)
+            if not self.by_name[gone.subscriber]:
+                del self.by_name[gone.subscriber]
+        return 0
+
+    cdef int _measure(self, Member gone) except -1:
+        """Note the lowest offset that it is owed, the number of its copies, and the end of the last one."""
+        cdef uint64_t low = gone.cursor if gone.ttl_ms else NOWHERE
+        # A name with a time to live is owed each message from its cursor on.
+        cdef uint64_t end = gone.cursor if gone.ttl_ms else 0
+        if gone.copies:
+            low = min(low, <uint64_t> gone.copies[0][0])
+            end = end if gone.ttl_ms else <uint64_t> gone.copies[len(gone.copies) - 1][1]
+        if gone.owed:
+            low = min(low, <uint64_t> gone.owed[0][0])
+        for each in gone.again:
+            low = min(low, <uint64_t> each[1])
+        self.away[gone] = (low, length(gone.copies) + len(gone.again), end, gone.ttl_ms != 0)
+        self.is_summed = False
+        return 0
+
+    cdef int _sum_up(self, uint64_t next) except -1:
+        """Sum up the figures of `_measure` until a member comes or goes, or `next` passes the end of one's copies."""
+        cdef uint64_t low, count, end
+        cdef bint collects
+        self.is_summed, self.summed_at = True, next
+        self.away_low = self.sum_ends = self.open_departed = NOWHERE
+        self.closed_count = 0
+        for low, count, end, collects in self.away.values():
+            self.away_low = min(self.away_low, low)
+            if collects or end > next:
+                self.open_departed = min(self.open_departed, max(end, count) - count)
+                if not collects:
+                    self.sum_ends = min(self.sum_ends, end)
+            else:
+                self.closed_count = max(self.closed_count, count)
         return 0
 
     # ---- connected members ----
@@ -107,8 +172,9 @@ cdef class Departed:
         """Note that a member subscribed or took copies over, so copies are shared; `is_first`: it is the only member."""
         cdef Member gone
         self.first = m if is_first else None
-        for gone in self.away:
+        for gone in self.were_alone:
             gone.was_alone = False
+        self.were_alone.clear()
         if self.alone is not None and self.alone is not m:
             self._store_alone(self.alone, self.alone.alone_from, min(self.alone.alone_end, m.start, m.low))
             self.alone = None
@@ -195,13 +261,49 @@ cdef class Departed:
 
     cdef Member find(self, Member m):
         """Return the vanished member whose copies a new one takes over, or None: by record, by name, or unnamed."""
-        cdef Member gone, unnamed = None
-        for gone in self.away:
-            if (m.record and gone.record == m.record) or (m.subscriber and gone.subscriber == m.subscriber):
-                return gone
-            if unnamed is None and not gone.subscriber:
-                unnamed = gone
-        return unnamed
+        cdef Member gone = self.by_record.get(m.record) if m.record else None
+        if gone is None and m.subscriber in self.by_name:
+            return self.by_name[m.subscriber][0]
+        return gone if gone is not None else next(iter(self.unnamed), None)
+
+    cdef int give_to_early(self, Member gone, dict members, uint64_t next) except -1:
+        """Give the copies of `gone` to a member that returned before the loss of its connection was known."""
+        cdef Member m
+        cdef bint is_unnamed = not gone.subscriber
+        for m in members.values():
+            if (m.record and m.record == gone.record) or (is_unnamed and m.early) or (
+                    not is_unnamed and m.subscriber == gone.subscriber):
+                return self._give(m, gone, next)
+        return 0
+
+    cdef int give_all_to_early(self, dict members, uint64_t next) except -1:
+        """Do the same for all vanished members of which a new home learned."""
+        cdef Member m, gone
+        early = deque()
+        by_record, by_name = {}, {}
+        for m in members.values():
+            if m.record:
+                by_record.setdefault(m.record, m)
+            if m.subscriber:
+                by_name.setdefault(m.subscriber, m)
+            if m.early:
+                early.append(m)
+        for gone in list(self.away):
+            while early and not (<Member> early[0]).early:
+                early.popleft()
+            m = by_record.get(gone.record)
+            if m is None and gone.subscriber:
+                m = by_name.get(gone.subscriber)
+            elif m is None and early:
+                m = early[0]
+            if m is not None:
+                self._give(m, gone, next)
+        return 0
+
+    cdef int _give(self, Member m, Member gone, uint64_t next) except -1:
+        m.early = False
+        self.take(m, gone, next)
+        return self.came(m, m is self.first)
 
     cdef int take(self, Member m, Member gone, uint64_t next) except -1:
         """Move the copies of `gone` to `m`, and remove `gone`."""
@@ -240,8 +342,7 @@ cdef class Departed:
             self._store_alone(m, 0, 0)  # other members may have acknowledged messages that it has taken over
         if self.alone is m:
             self.alone = None
-        if gone in self.away:
-            self.away.remove(gone)
+        self._drop(gone)
         if gone.record != m.record:
             self.forget(gone)
         return self._tell()
@@ -283,7 +384,7 @@ cdef class Departed:
         gone.gone, gone.came_ms = True, self.queue.table.now_ms
         gone.due_ms = gone.came_ms + self._grace_ms(gone)
         self._store(gone)
-        self.away.append(gone)
+        self._put(gone)
         self.due_ms = min(self.due_ms, self._due_ms(gone))
         if len(self.away) > AWAY_MAX:
             self._crowded()
@@ -291,11 +392,10 @@ cdef class Departed:
         return True
 
     def _crowded(self):
-        unnamed = [gone for gone in self.away if not (<Member> gone).ttl_ms]
-        if len(unnamed) > AWAY_MAX:
+        if len(self.short_lived) > AWAY_MAX:
             crowding.say(self.queue.key, "queue %s: more than %d members are away: the copies of those that vanished first "
                          "leave it", self.queue.name, AWAY_MAX)
-            self._end(unnamed[0])
+            self._end(next(iter(self.short_lived)))
 
     cdef int _store(self, Member gone) except -1:
         cdef uint64_t low
@@ -344,29 +444,27 @@ cdef class Departed:
         self.unjoined = {}
         return 0
 
-    cdef uint64_t lowest(self) noexcept:
+    cdef uint64_t lowest(self) except? 0:
         """Return the offset below which no absent member has copies."""
         cdef Member gone
-        cdef uint64_t low = NOWHERE
-        for gone in self.away + self.lapsed:
-            if gone.ttl_ms:
-                low = min(low, gone.cursor)
+        cdef uint64_t low
+        if not self.is_summed:
+            self._sum_up(self.summed_at)
+        low = self.away_low
+        for gone in self.lapsed:
             if gone.copies:
                 low = min(low, <uint64_t> gone.copies[0][0])
             if gone.owed:
                 low = min(low, <uint64_t> gone.owed[0][0])
-            for each in gone.again:
-                low = min(low, <uint64_t> each[1])
         return low
 
     cdef uint64_t departed(self, uint64_t departed, uint64_t next) except? 0:
         """Return the number by which the log's next offset exceeds the waiting messages, those of absent members included."""
-        cdef Member gone
-        cdef uint64_t owed
-        for gone in self.away:
-            owed = length(without(gone.copies, [(next, NOWHERE)])) + len(gone.again)
-            departed = min(departed, max(gone.cursor if gone.ttl_ms else next, owed) - owed)
-        return departed
+        if not self.away:
+            return departed
+        if not self.is_summed or next >= self.sum_ends or next < self.summed_at:
+            self._sum_up(next)
+        return min(departed, self.open_departed, max(next, self.closed_count) - self.closed_count)
 
     def owed_below(self, uint64_t below):
         """Return the ranges below an offset in which an absent member has a copy of each message."""
@@ -382,7 +480,11 @@ cdef class Departed:
         """Remove the messages below an offset for all members; return the number of absent members' copies removed."""
         cdef Member gone
         cdef uint64_t count = 0
-        for gone in self.away:
+        if not self.is_summed:
+            self._sum_up(self.summed_at)
+        if below <= self.away_low:
+            return 0
+        for gone in [gone for gone, figures in self.away.items() if figures[0] < below]:
             before = length(gone.copies) + len(gone.again)
             gone.copies = deque(without(gone.copies, [(0, below)]))
             gone.owed = deque(without(gone.owed, [(0, below)]))
@@ -393,6 +495,7 @@ cdef class Departed:
                 gone.cursor = below
             if before > length(gone.copies) + len(gone.again):
                 self._store(gone)
+            self._measure(gone)
         return count
 
     cdef int end_some(self, Backlog of, int64_t now_ms) except -1:
@@ -417,7 +520,7 @@ cdef class Departed:
 
     cdef int _end(self, Member gone) except -1:
         cdef uint64_t end = self.queue.log_end()
-        self.away.remove(gone)
+        self._drop(gone)
         copies = joined(gone.copies, [(each[1], each[1] + 1) for each in gone.again])
         if gone.ttl_ms:
             copies = joined(copies, [(max(gone.cursor, gone.skip_below), end)])
