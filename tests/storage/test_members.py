@@ -114,7 +114,7 @@ def test_only_records_without_a_place_and_those_that_unsubscribed_are_freed(path
 def joined_one_by_one(ranges, most):
     ranges = list(ranges)
     while len(ranges) > most:
-        gap, at = min((ranges[i + 1][0] - ranges[i][1], i) for i in range(len(ranges) - 1))
+        _, at = min((ranges[i + 1][0] - ranges[i][1], i) for i in range(len(ranges) - 1))
         kind = min(ranges[at][2], ranges[at + 1][2])
         ranges[at : at + 2] = [(ranges[at][0], ranges[at + 1][1], kind)]
     return ranges
