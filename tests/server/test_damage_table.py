@@ -72,7 +72,7 @@ class World:
         metadata = Metadata(datadir.metadata_path(str(folder)))
         found = {record.name: record.incarnation for record in metadata.streams()}
         self.events, self.orders, self.many = found["events"], found["orders"], found["many"]
-        self.news = found["news"]
+        self.news = found.get("news", "none")
         metadata.close()
 
     @property
@@ -175,7 +175,8 @@ def write(folder: Path, *, kill: bool) -> None:
                         message.ack()
                 client.queue_info("orders")  # answered after the acknowledgements were read
             client.publish_many("many", range(3 * BLOCK + 100))
-        write_news(served)
+        if not kill:
+            write_news(served)
         metadata = Metadata(datadir.metadata_path(str(folder)))
         for name in ("ada", "eve"):
             metadata.add_user(name, f"$argon2id$of {name}")
