@@ -23,6 +23,7 @@ from vibemq.storage.arguments import (
     LOCAL_MAX_LENGTH_BYTES,
     MAX_AGE,
     MAX_LENGTH_BYTES,
+    READ_UNCONFIRMED,
     SEGMENT_SIZE_BYTES,
     SEGMENT_SIZE_BYTES_MAX,
     max_age_ms,
@@ -65,7 +66,8 @@ QUEUE_OPTIONS = {"max-length": "max_messages", "message-ttl": "message_ttl_ms", 
 #: RabbitMQ's name -> the number that a queue is stored with (broker.options.Overflow).
 OVERFLOWS = {"drop-head": 0, "reject-publish": 1, "reject-publish-dlx": 3}
 STREAM_AGES = (MAX_AGE, LOCAL_MAX_AGE)
-STREAM_KEYS = (*STREAM_AGES, *STREAM_NUMBERS)
+STREAM_FLAGS = (READ_UNCONFIRMED,)
+STREAM_KEYS = (*STREAM_AGES, *STREAM_NUMBERS, *STREAM_FLAGS)
 QUEUE_KEYS = (*QUEUE_NUMBERS, OVERFLOW, DEAD_LETTER_EXCHANGE, DEAD_LETTER_ROUTING_KEY)
 #: The kinds of things that concern streams, and queues; the others are kept for tools and change nothing.
 STREAMS_TOO = ("all", "queues", "streams")
@@ -112,7 +114,7 @@ class HeldPolicies:
         policy = None if record.queue is not None else self.of(record.vhost, record.name)
         if policy is None:
             return record.arguments
-        said = {key: str(value) for key, value in policy.definition.items() if key in STREAM_KEYS}
+        said = {key: _argument(value) for key, value in policy.definition.items() if key in STREAM_KEYS}
         return {**record.arguments, **said}
 
     def options(self, record: StreamRecord) -> dict[str, object]:
@@ -212,6 +214,11 @@ class Policies(Vhosts):
         return self.held_policies().options(record)
 
 
+def _argument(value: object) -> str:
+    """A policy's value as a stream's argument is stored."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _check(key: str, value: object) -> None:
     """Raises UserError for what no policy can say."""
     if key not in STREAM_KEYS and key not in QUEUE_KEYS:
@@ -228,6 +235,8 @@ def _check(key: str, value: object) -> None:
         needed = ""
     elif key in STREAM_AGES:
         needed = 'text like "12h"'
+    elif key in STREAM_FLAGS:
+        needed = "" if isinstance(value, bool) else "true or false"
     elif numbers is not None:
         fits = isinstance(value, int) and not isinstance(value, bool) and value in numbers
         needed = "" if fits else f"a whole number from {numbers.start} to {numbers.stop - 1}"
