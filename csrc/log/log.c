@@ -304,12 +304,19 @@ err log_tracking_find(struct log *l, const char *reference, uint32_t bytes, uint
 
 err log_publisher_sequence(struct log *l, const char *reference, uint32_t bytes, uint64_t *out, struct fault *f)
 {
-    *out = 0;
+    uint64_t chunk;
+    return log_publisher_last(l, reference, bytes, out, &chunk, f);
+}
+
+err log_publisher_last(struct log *l, const char *reference, uint32_t bytes, uint64_t *out, uint64_t *chunk, struct fault *f)
+{
+    *out = *chunk = 0;
     if (bytes == 0 || bytes > TRACKING_REFERENCE_BYTES_MAX)
         return fault_set(f, ERR_NOT_FOUND, 0, "publisher reference", 0, TRACKING_REFERENCE_BYTES_MAX, bytes);
     err e = log_lock(l, f);
     if (e) return e;
     e = log_tracking_find(l, reference, bytes, out, f);
+    if (!e) *chunk = tracking_chunk(l->tracking, reference, bytes);
     log_unlock(l);
     return e == ERR_NOT_FOUND || e == ERR_EMPTY ? fault_set(f, ERR_NOT_FOUND, 0, "publisher reference", 0, 0, 0) : e;
 }

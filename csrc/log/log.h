@@ -73,6 +73,8 @@ err log_append(struct log *l, struct batch *b, struct log_appended *out, struct 
 
 /* Highest publishing id accepted from a reference; ERR_NOT_FOUND when unknown. */
 err log_publisher_sequence(struct log *l, const char *reference, uint32_t bytes, uint64_t *out, struct fault *f);
+/* The same, and the id of the chunk that holds its message. */
+err log_publisher_last(struct log *l, const char *reference, uint32_t bytes, uint64_t *out, uint64_t *chunk, struct fault *f);
 
 /* Keep a reference in the table of publishing ids while the worker on `seat` has a publisher of that name; a killed
  * worker keeps none.  `*evicted`: the reference without a connected publisher that published longest ago was evicted.

@@ -274,6 +274,12 @@ err tracking_find(struct tracking *t, const char *reference, uint32_t bytes, uin
     return OK;
 }
 
+uint64_t tracking_chunk(struct tracking *t, const char *reference, uint32_t bytes)
+{
+    uint32_t i = slot_find(t, reference, bytes);
+    return i == SLOT_NONE ? TRACKING_NEVER : t->table->slots[i].chunk;
+}
+
 bool tracking_is_of_transactions(const char *reference, uint32_t bytes)
 {
     return bytes == TRACKING_TRANSACTIONS_BYTES && memcmp(reference, TRACKING_TRANSACTIONS, bytes) == 0;

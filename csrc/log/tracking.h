@@ -109,6 +109,8 @@ void tracking_free(struct tracking *t);
 
 /* ERR_NOT_FOUND; ERR_EMPTY: it was declared and has not published; ERR_CORRUPT: its slot's check is wrong. */
 err tracking_find(struct tracking *t, const char *reference, uint32_t bytes, uint64_t *sequence);
+/* The id of the newest chunk that named a reference; TRACKING_NEVER: there is none. */
+uint64_t tracking_chunk(struct tracking *t, const char *reference, uint32_t bytes);
 /* Make room for so many more references, besides TRACKING_TRANSACTIONS.  Raising them does not fail after it.
  * ERR_LIMIT: too many are pinned; ERR_DISK_FULL, ERR_IO, ERR_NO_MEMORY. */
 err tracking_reserve(struct tracking *t, uint32_t references, struct fault *f);

@@ -3,9 +3,11 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fixtures import shared_broker
+from held_disk import HeldDisk
 from peers.queues import QueuePeer, on_worker
 from running import Running
 
@@ -17,6 +19,11 @@ IMPATIENT = ("--set", "queues.block_timeout_ms=400")
 served = shared_broker("queues", *SOON, *IMPATIENT)
 # One worker, so that who gets what follows from the order of frames alone.
 single = shared_broker("single", *SOON, workers=1)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> HeldDisk:
+    return HeldDisk(tmp_path)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from running import Running, broker, wait_until
 from test_lost_machine import flags, lost
 
 from vibemq.client.streams import StreamsConnection
-from vibemq.protocols.streams.spec import Key, OffsetType
+from vibemq.protocols.streams.spec import RESPONSE_BIT, Key, OffsetType
 from vibemq.storage.log import Log
 
 pytest.importorskip("obstore", reason="needs the extra remote")
@@ -79,7 +79,7 @@ def test_consumers_on_every_worker_continue_after_the_upload(tmp_path: Path):
     folder, bucket = tmp_path / "data", tmp_path / "bucket"
     with broker(folder, *flags(bucket, *SELDOM)) as running, connected(running) as publisher:
         publisher.create("h")
-        publisher.declare("h")
+        publisher.declare("h", reference="me")
         publisher.publish([(1, b"first")])
         assert publisher.confirmed(1) == [1]
         peers: list[Peer] = []
@@ -88,10 +88,14 @@ def test_consumers_on_every_worker_continue_after_the_upload(tmp_path: Path):
             reader.subscribe("h", at=OffsetType.NEXT, credit=10)
         publisher.publish([(2, b"later")])
         wait_written(folder, 2)
-        expect_nothing(publisher, *readers)
+        asking = connected(running)
+        peers.append(asking)
+        asking.send(asking.command(Key.QUERY_PUBLISHER_SEQUENCE, reference="me", stream="h"))
+        expect_nothing(publisher, asking, *readers)
         (archiver,) = running._children("vibemq: archiver")
         os.kill(archiver, signal.SIGKILL)
         assert publisher.confirmed(1) == [2]
+        assert asking.expect(Key.QUERY_PUBLISHER_SEQUENCE | RESPONSE_BIT).sequence == 2
         for reader in readers:
             assert reader.chunk().chunk_id == 1
         for peer in peers:

@@ -10,7 +10,8 @@ from vibemq.storage.shm cimport Board
 # called by the stream, in the worker's loop; none may block.
 cdef class StreamUser:
     cdef readonly Stream stream
-    cdef list unsynced                # of await_sync: (what, first offset, next offset, when its turn began); None: it never waited
+    # Of await_sync: (what, first offset, next offset, when its turn began, or 0: not measured); None: it never waited.
+    cdef list unsynced
 
     # More of the log is confirmed, perhaps beyond this user's position.  Readers only.
     cdef int on_news(self) except -1
@@ -63,6 +64,10 @@ cdef class Stream:
     cdef int add_waiting(self, StreamUser user) except -1
     # With durability `disk`: on_synced(what, ok) follows, once no sync of [first_offset, next_offset) is to come.
     cdef int await_sync(self, StreamUser user, object what, uint64_t first_offset, uint64_t next_offset) except -1
+    # The offset below which everything is durable, in the sense of this stream's durability.
+    cdef uint64_t kept_below(self) noexcept
+    # on_synced(what, ok) follows once the chunk is durable.  False: it is durable now, and on_synced is not called.
+    cdef bint await_chunk(self, StreamUser user, object what, uint64_t chunk) except -1
     cdef int persist(self) except -1
     cdef int news(self) except -1
     cdef int _ring_readers(self, uint64_t others) except -1
@@ -71,6 +76,7 @@ cdef class Stream:
     cdef int _start_sync(self) except -1
     cdef int _settle_remote(self) except -1
     cdef int _look_at_store(self, int64_t now_ms) except -1
+    cdef int _await(self, StreamUser user, tuple batch) except -1
     cdef int _tell_synced(self, StreamUser user, uint64_t durable) except -1
     cdef int _tell(self, list users, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
 

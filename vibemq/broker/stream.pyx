@@ -288,11 +288,31 @@ cdef class Stream:
     # ---- durability ----
 
     cdef int await_sync(self, StreamUser user, object what, uint64_t first_offset, uint64_t next_offset) except -1:
+        cdef int64_t began_us = self.table.meters.turn_us
+        if self.duplicates:
+            # The first copy of a duplicate may lie anywhere in the log that is not durable yet: it shares that sync's fate.
+            first_offset, began_us = min(first_offset, self.kept_below()), 0
+        return self._await(user, (what, first_offset, next_offset, began_us))
+
+    cdef int _await(self, StreamUser user, tuple batch) except -1:
         if user.unsynced is None:
             user.unsynced = []
-        user.unsynced.append((what, first_offset, next_offset, self.table.meters.turn_us))
+        user.unsynced.append(batch)
         self.unsynced[user] = None
         return 0
+
+    cdef uint64_t kept_below(self) noexcept:
+        if self.is_remote:
+            return core.word_load(&self.log.control.remote_offset)
+        return core.log_durable_offset(self.log.raw)
+
+    cdef bint await_chunk(self, StreamUser user, object what, uint64_t chunk) except -1:
+        if not self.confirms_later or chunk < self.kept_below():  # which lies between chunks
+            return False
+        self._await(user, (what, chunk, chunk + 1, 0))
+        if self.is_disk_durable:
+            self._start_sync()
+        return True
 
     cdef int _tell_synced(self, StreamUser user, uint64_t durable) except -1:
         """Tell it what this sync has settled.  What it waits for after that, perhaps since just now, is for the next one."""
@@ -307,7 +327,7 @@ cdef class Stream:
             if not failed and next_offset > durable:
                 waiting.append(batch)
                 continue
-            if not failed:
+            if not failed and began_us:
                 self.table.meters.add(kind, now_us() - began_us, next_offset - first_offset)
             try:
                 user.on_synced(what, not failed)

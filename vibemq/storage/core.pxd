@@ -387,6 +387,7 @@ cdef extern from "log/log.h" nogil:
     uint32_t log_chunk_messages(const log *l)
     err log_append(log *l, batch *b, log_appended *out, fault *f)
     err log_publisher_sequence(log *l, const char *reference, uint32_t size, uint64_t *out, fault *f)
+    err log_publisher_last(log *l, const char *reference, uint32_t size, uint64_t *out, uint64_t *chunk, fault *f)
     err log_publisher_declare(log *l, doorbell_board *board, uint32_t seat, const char *reference, uint32_t size,
                               boolean *evicted, fault *f)
     err log_publisher_release(log *l, uint32_t seat, const char *reference, uint32_t size, fault *f)

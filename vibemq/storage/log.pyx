@@ -446,15 +446,19 @@ cdef class Log:
                         -1 if s.last_chunk == <uint64_t> -1 else s.last_chunk, s.segment_count, s.bytes)
 
     def publisher_sequence(self, str reference) -> int:
-        """Highest publishing id accepted from ``reference``; 0 when it is unknown."""
+        """Highest publishing id accepted from ``reference``; 0 when it is unknown.  It may not be confirmed yet."""
+        return self.publisher_last(reference)[0]
+
+    def publisher_last(self, str reference) -> tuple[int, int]:
+        """The same, and the id of the chunk that holds its message; (0, -1) when the reference is unknown."""
         cdef bytes text = reference.encode()
-        cdef uint64_t value = 0
+        cdef uint64_t value = 0, chunk = 0
         cdef fault f
-        cdef err e = core.log_publisher_sequence(self.raw, text, <uint32_t> len(text), &value, &f)
+        cdef err e = core.log_publisher_last(self.raw, text, <uint32_t> len(text), &value, &chunk, &f)
         if e == ERR_NOT_FOUND:
-            return 0
+            return 0, -1
         check(e, &f)
-        return value
+        return value, chunk
 
     def publisher_sequences(self) -> dict[str, int]:
         """Highest publishing id accepted from each reference that is remembered."""

@@ -37,6 +37,7 @@ from vibemq.protocols.streams.codec import MalformedFrame, encode_server_frame
 from vibemq.protocols.streams.endings import frame_too_large, internal_error, refuse, step_begins, stream_gone
 from vibemq.protocols.streams.replies import is_stale, rights_changed
 from vibemq.protocols.streams.spec import FRAME_SIZE_DEFAULT_BYTES, Code, Key
+from vibemq.protocols.streams.tracking import tell_sequence
 from vibemq.protocols.streams.transactions import look_at_staged
 
 cdef bytes HEARTBEAT = encode_server_frame(Key.HEARTBEAT)
@@ -209,6 +210,49 @@ cdef class Tracking(StreamUser):
         return 0
 
 
+# A QueryPublisherSequence that is answered later, because its answer counts messages that are not confirmed yet.
+cdef class SequenceQuestion(StreamUser):
+    cdef StreamsSession session
+    cdef object request
+    cdef uint64_t chunk
+
+    def __init__(self, StreamsSession session, object request):
+        self.session, self.request = session, request
+
+    cdef bint wait(self, Stream stream, uint64_t sequence, uint64_t chunk) except -1:
+        self.chunk = chunk
+        if not stream.await_chunk(self, sequence, chunk):
+            return False
+        stream.attach(self)
+        self.session.questions.add(self)
+        self.session.client.count_unconfirmed(1)
+        return True
+
+    def end(self):
+        if self in self.session.questions:
+            self.session.questions.remove(self)
+            self.session.client.count_unconfirmed(-1)
+            self.stream.detach(self)
+
+    cdef int on_synced(self, object what, bint ok) except -1:
+        if not ok and self.stream.is_remote and self.stream.await_chunk(self, what, self.chunk):
+            return 0  # the store may take it later, and some clients read an error as a sequence of 0
+        tell_sequence(self.session, self.request, what if ok or self.stream.is_remote else None)
+        self.end()
+        return 0
+
+    cdef int on_deleted(self) except -1:
+        if not core.control_is_deleted(self.stream.log.control):  # restarted: the client asks again when it is back
+            raise ConnectionClosed(f"{self.session.connection.peer}: stream {self.stream.name} was restarted before its answer")
+        tell_sequence(self.session, self.request, None, is_gone=True)
+        self.end()
+        return 0
+
+    cdef int failed(self, object problem) except -1:
+        self.session.connection.fail(problem)
+        return 0
+
+
 # Its publishers go by their ids.
 cdef class StreamsSession(ClientSession):
     cdef public str virtual_host
@@ -217,6 +261,7 @@ cdef class StreamsSession(ClientSession):
     cdef public int64_t rights_generation  # of the rights, when they were last looked at
     cdef public dict pending           # correlation id -> subscribing.Question: ConsumerUpdates without an answer
     cdef public uint32_t asked         # how many there were
+    cdef set questions                 # SequenceQuestions that wait
     cdef dict tracked                  # Stream -> Tracking: those whose offsets it has stored or asked for
     cdef public bint counted           # by the door, as one that has a virtual host
     cdef public dict peer_properties
@@ -238,7 +283,7 @@ cdef class StreamsSession(ClientSession):
         self.parts_kinds = door.config.one_sub_batch_per_chunk
         self.virtual_host = self.mechanism = ""
         self.rights_generation = 0
-        self.pending, self.tracked = {}, {}
+        self.pending, self.tracked, self.questions = {}, {}, set()
         self.peer_properties = {}
         self.deliveries = Deliveries(self, connection, door.helpers, door.broker.timers)
 
@@ -432,6 +477,13 @@ cdef class StreamsSession(ClientSession):
             oldest.end()
         self.tracked[stream] = Tracking(self, stream)
 
+    def tell_sequence_later(self, object request, Stream stream, uint64_t sequence, uint64_t chunk) -> bool:
+        """Answer a QueryPublisherSequence when the chunk is durable.  False: it is durable now, and there is no answer."""
+        if stream.is_disk_durable and core.log_sync_failed(stream.log.raw, chunk, chunk + 1):
+            tell_sequence(self, request, None)
+            return True
+        return SequenceQuestion(self, request).wait(stream, sequence, chunk)
+
     def uses(self, Stream stream) -> bool:
         """Does this connection publish to, read from or keep offsets on the stream?"""
         for user in (*self.publishers.values(), *self.deliveries.by_id.values(), *self.tracked.values()):
@@ -557,4 +609,6 @@ cdef class StreamsSession(ClientSession):
         while self.tracked:
             _, tracking = self.tracked.popitem()
             tracking.end()
+        for question in list(self.questions):
+            question.end()
         return 0

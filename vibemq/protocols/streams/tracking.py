@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
 from vibemq.once_a_minute import OnceAMinute
-from vibemq.protocols.streams.replies import Outcome, code_of, readable
-from vibemq.protocols.streams.spec import REFERENCE_SIZE_MAX_BYTES, Code
+from vibemq.protocols.streams.replies import Outcome, answer, code_of, readable
+from vibemq.protocols.streams.spec import REFERENCE_SIZE_MAX_BYTES, Code, Key
 
 if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
@@ -23,8 +23,25 @@ not_stored = OnceAMinute(logging.getLogger(__name__))
 
 
 def query_publisher_sequence(session: StreamsSession, request: Any) -> Outcome:
+    """Answer with the sequence that a publisher may continue behind, when its message is confirmed.
+
+    A power cut could take back an unconfirmed sequence, and new messages behind a lower one would be duplicates.
+    """
+    session.persist()  # its own messages of this turn count
     with readable(session, request) as stream:
-        return {"sequence": stream.log.publisher_sequence(request.reference)}
+        sequence, chunk = stream.log.publisher_last(request.reference)
+        if chunk >= 0 and session.tell_sequence_later(request, stream, sequence, chunk):
+            return None
+    return {"sequence": sequence}
+
+
+def tell_sequence(session: StreamsSession, request: Any, sequence: int | None, *, is_gone: bool = False) -> None:
+    """Give the answer that had to wait; None: the sync of the highest message failed, or the stream was deleted."""
+    if sequence is None:
+        outcome: Outcome = Code.STREAM_DOES_NOT_EXIST if is_gone else Code.INTERNAL_ERROR
+    else:
+        outcome = {"sequence": sequence}
+    answer(session, Key.QUERY_PUBLISHER_SEQUENCE, request, outcome)
 
 
 def store_offset(session: StreamsSession, request: Any) -> None:
