@@ -160,9 +160,15 @@ def test_every_file_of_a_data_directory_is_in_the_table_of_versions(tmp_path):
     patterns = {f"streams/*/{name}" if name in ("offsets", "tracking") or name[0] == "*" else name for name in named}
     write(tmp_path / "data")
     assert (tmp_path / "data" / "audit.log").exists()
+    with broker(tmp_path / "data") as served, native(served) as client:
+        client.create_queue("fan-out", mode="fan_out_with_ack")
+        client.publish("fan-out", 1)
+        with client.consume("fan-out") as consumer:
+            next(consumer).ack()
     with broker(tmp_path / "data", "--set", f"remote.url=file://{tmp_path}/bucket"):
         assert (tmp_path / "data" / "remote.sock").exists() and (tmp_path / "data" / "ctl.sock").exists()
         found = [path.relative_to(tmp_path / "data") for path in (tmp_path / "data").rglob("*") if not path.is_dir()]
+    assert "members" in {path.name for path in found}
     strangers = [str(path) for path in found if not any(fnmatch(str(path), pattern) for pattern in patterns)]
     assert len(found) > 40 and strangers == []
 
