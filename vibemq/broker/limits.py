@@ -41,7 +41,10 @@ _refused = 0  # requests of clients, by this process
 
 
 def count_refused() -> None:
-    """Count a request of a client that a limit has refused: a configured one, or a full table (ARCHITECTURE.md)."""
+    """Count a request of a client that a limit has refused, or an entry that a full table could not keep.
+
+    The limits are configured ones, and the fixed ones of ARCHITECTURE.md.
+    """
     global _refused
     _refused += 1
 

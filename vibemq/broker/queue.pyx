@@ -27,6 +27,7 @@ from vibemq.storage.shm cimport (
     LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_YOURS,
 )
 
+from vibemq.broker.limits import count_refused
 from vibemq.broker.options import options_of
 from vibemq.errors import StorageError
 from vibemq.once_a_minute import OnceAMinute
@@ -232,8 +233,7 @@ cdef class Queue(StreamUser):
             l = self.letter_of(LETTER_JOIN, told, consumer)
             self._send_home(&l)
 
-    def prefetch(self) -> int:
-        """Of a consumer that says nothing of its own."""
+    def prefetch(self) -> int:  # of a consumer that asks for no other
         return min(self.options.prefetch or self.table.defaults.prefetch, self.table.defaults.prefetch_max)
 
     cdef uint32_t _add_member(self, Consumer consumer) except? 0:
@@ -251,6 +251,7 @@ cdef class Queue(StreamUser):
                            self.name, problem)
             return 0
         if not record:
+            count_refused()
             unrecorded.say(self.key, "queue %s: more than %d members: those beyond lose their copies if a worker ends",
                            self.name, MEMBERS_MAX)
         return record

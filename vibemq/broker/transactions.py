@@ -21,6 +21,7 @@ import vibemq.storage.log as logs
 from vibemq.broker.arguments import DURABILITIES
 from vibemq.broker.decisions import GONE, Decisions
 from vibemq.broker.durable import wait_durable
+from vibemq.broker.limits import count_refused
 from vibemq.broker.options import Overflow, options_of
 from vibemq.broker.staged import Staged, is_held
 from vibemq.errors import LimitExceeded, PreconditionFailed, StorageError, StreamNotFound
@@ -198,6 +199,7 @@ class Transactions:
         if goes is None:
             return
         if not goes.is_ephemeral:
+            count_refused()
             said = "more than %d applications: %r in vhost %r makes room for %r, and its last batch %d is forgotten"
             logger.warning(said, APPLICATIONS_MAX, goes.name, goes.vhost, run.application, goes.version)
         self.metadata.forget_application(goes)

@@ -100,7 +100,7 @@ def _add_broker(api: Api, page: Page) -> None:
         ("connections_limit", "connections that all workers together take", _connections_max(api)),
     ):
         page.add(name, about, +value)
-    about = "requests of clients that a limit has refused: a configured one, or a full table of the broker"
+    about = "requests of clients that a limit has refused, and entries that a full table of the broker could not keep"
     for answer in answers:
         page.add("limits_refused_total", about, answer["limits_refused"], process=f"worker {answer['worker']}")
     ends = [answer["certificate_ends_s"] for answer in answers if answer.get("certificate_ends_s") is not None]
