@@ -138,7 +138,7 @@ FILES = (
         NOTHING,
         NOTHING,
         NOTHING,
-        "none; with `[remote]` the start is refused: restore it from a backup",
+        "none; with `[remote]` the start is refused: start with an empty data directory, which the bucket fills",
     ),
     Kind("`meta.db`", "meta.db", REFUSED, REFUSED, REFUSED, "restore it from a backup, or from the bucket"),
     Kind(
@@ -147,7 +147,7 @@ FILES = (
         REFUSED,
         REFUSED,
         REFUSED,
-        "restore it with `meta.db` from a backup, or remove it to accept `meta.db` as it is",
+        "remove it to accept `meta.db` as it is, or restore a backup",
     ),
     Kind(
         "`meta.db-wal`",
