@@ -175,7 +175,7 @@ static err step_over(struct recovery *rc, struct walk *w, bool *stepped, struct 
         else {
             if (!e) e = chunk_right(w, &c, true, f);
             if (e && !is_damage(e)) return e;
-            *stepped = e == OK;
+            *stepped = e == OK || rc->keeps_proven; /* a proven chunk keeps its offsets, also before a torn one */
         }
     }
     if (*stepped) {

@@ -419,6 +419,33 @@ TEST(with_disk_a_chunk_with_one_flipped_bit_costs_itself_past_the_known_durable_
     options.durability = DURABILITY_OS;
 }
 
+/* Its offsets had been confirmed, so they are not given out again, although the next append was torn by the power cut. */
+TEST(with_disk_a_chunk_with_one_flipped_bit_keeps_its_offsets_before_a_torn_chunk)
+{
+    options.durability = DURABILITY_DISK;
+    for (unsigned round = 0; round < 100; round++) {
+        struct recovery_report report;
+        make_log();
+        const struct place *hit = &places[place_count - 2], *torn = &places[place_count - 1];
+        REQUIRE(hit->segment == torn->segment);
+        uint64_t bytes = hit->bytes - TRAILER_BYTES;
+        flip(hit->segment, SEGMENT_SUFFIX, hit->position + test_random_below(bytes), (unsigned)test_random_below(8));
+        for (unsigned bit = 0; bit < 8; bit++) flip(torn->segment, SEGMENT_SUFFIX, torn->position + 60 + bit, bit);
+        REQUIRE_OK(recover(&report));
+        EXPECT_EQ(1, report.skip_count);
+        EXPECT_EQ(hit->position, report.skips[0].position);
+        EXPECT_EQ(hit->first, report.skips[0].first_offset);
+        EXPECT_EQ(hit->next, report.skips[0].next_offset);
+        EXPECT_EQ(1, report.cut_count);
+        EXPECT_EQ(torn->position, report.cuts[0].position);
+        struct log_stats stats;
+        EXPECT_OK(log_stats(l, &stats, NULL));
+        EXPECT_EQ(hit->next, stats.next_offset);
+        log_close(l);
+    }
+    options.durability = DURABILITY_OS;
+}
+
 /* This log was never synced. */
 TEST(with_os_a_damaged_chunk_costs_itself_if_the_next_one_fits)
 {
