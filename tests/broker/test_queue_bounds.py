@@ -634,6 +634,24 @@ def test_a_purge_counts_messages_given_back_in_the_same_packet(connect, name):
     assert peer.rest() == []
 
 
+def test_a_purge_at_another_worker_counts_and_removes_messages_given_back_in_the_same_packet(connect_to, name):
+    first, second = connect_to(0), connect_to(1)
+    first.create(name)
+    first.subscribe(name, prefetch=1)
+    first.publish(name, "held")
+    held = first.delivery()
+    second.subscribe(name, prefetch=100)
+    first.publish_all(name, range(50))
+    taken = second.take(50)
+    nacks = b"".join(encode_frame(Command.NACK, message.id, queue=name) for message in taken)
+    id = second.fresh()
+    second.send_all(nacks + encode_frame(Command.PURGE_QUEUE, id, queue=name))
+    assert json.loads(second.answer(id).payload) == {"purged": 50}
+    first.ack(held)
+    first.await_counts(name, 0)
+    assert first.rest() == second.rest() == []
+
+
 @pytest.mark.parametrize("overflow", [DROP_OLDEST, DROP_NEWEST])
 def test_messages_given_back_to_a_full_queue_stay_until_the_next_publish(connect, name, overflow):
     publisher, consumer = connect(), connect()

@@ -20,6 +20,7 @@ cdef class Home:
     cdef int64_t synced_ms
     cdef bint making_room             # a helper drops what is settled: on a disk that hangs, for long
     cdef uint64_t heard               # the log's next offset when news came last
+    cdef uint64_t purge_seen          # the order of a purge that the last turn found
     cdef set kept                     # offsets in flight at consumers that a new home has been told of
 
     cdef int join(self, Consumer consumer) except -1
@@ -44,6 +45,7 @@ cdef class Home:
     cdef int _narrow(self, Member m, bint overdue) except -1
     cdef int _settled(self, Member m, uint32_t count) except -1
     cdef int _returned(self, Member m, uint64_t offset, uint32_t attempts, uint32_t strikes, int64_t delay_ms) except -1
+    cdef bint _purge_is_new(self) noexcept
     cdef bint _take_out(self, int64_t now_ms) except -1
     cdef int _wake_below(self, uint64_t upto) except -1
     cdef int _publish(self) except -1
@@ -54,3 +56,6 @@ cdef bint home_is_alive(Queue queue, ledger_home home) noexcept
 # Who is home: this worker from now on, where nobody was or one that has died.
 cdef ledger_home home_of(Queue queue) noexcept
 cdef int introduce_consumers(Queue queue, ledger_home home) except -1
+# The page's `departed` as it is now.  The home stores it only at the end of its turn, and learns by letter of messages that
+# other workers gave back.
+cdef uint64_t departed_now(Queue queue) except? 0

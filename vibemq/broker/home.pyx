@@ -25,7 +25,7 @@ from vibemq.storage cimport core
 from vibemq.storage.core cimport LEDGER_DEAD, LEDGER_DELAYED, LEDGER_READY, commit, ledger_damage, ledger_each
 from vibemq.storage.meters cimport now_us
 from vibemq.storage.shm cimport (
-    LETTER_HELLO, LETTER_JOIN, LETTER_KEPT, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_TOLD,
+    LETTER_HELLO, LETTER_JOIN, LETTER_KEPT, LETTER_LEAVE, LETTER_RETURNED, LETTER_SETTLED, LETTER_TOLD, Board,
 )
 
 from vibemq.broker.options import FailureReason
@@ -52,6 +52,18 @@ cdef ledger_home home_of(Queue queue) noexcept:
         core.ledger_home_claim(&queue.control.home, &word, queue.worker,
                                core.doorbell_epoch(queue.table.board.raw, queue.worker))
     return core.ledger_home_unpack(word)
+
+
+cdef uint64_t departed_now(Queue queue) except? 0:
+    cdef uint64_t base, next
+    if queue.home is not None:
+        return queue.home.backlog.departed()
+    if queue._is_fan_out():
+        return core.word_load(&queue.control.departed)  # only the home knows the members' copies
+    next = core.word_load(&queue.control.next)
+    base = min(core.word_load(&queue.control.base), next)
+    return next - core.ledger_count(queue.raw, base, next, LEDGER_READY) \
+        - core.ledger_count(queue.raw, base, next, LEDGER_DELAYED)
 
 
 cdef int introduce_consumers(Queue queue, ledger_home home) except -1:
@@ -391,6 +403,8 @@ cdef class Home:
         left_behind = self.backlog.work_off()
         if left_behind != WORKED_OFF:
             return left_behind == GOES_ON
+        if self._purge_is_new():
+            return True
         backlog.wake_delayed(now_ms)
         more = self._take_out(now_ms)
         more = backlog.bury_due(now_ms) or more
@@ -403,6 +417,17 @@ cdef class Home:
         self._publish()
         self._set_timer(now_ms)
         return more
+
+    cdef bint _purge_is_new(self) noexcept:
+        """True in the first turn with an order to purge: letters that were sent before it are read first, in the next turn."""
+        cdef uint64_t ordered = core.word_load(&self.queue.control.purge)
+        cdef Board board = self.queue.table.board
+        if ordered == self.purge_seen:
+            return False
+        self.purge_seen = ordered
+        if ordered:  # its worker rings only at the end of its own turn
+            core.doorbell_request(board.raw, board.index, core.DOORBELL_REQUEST_MAIL, board.fds[board.index])
+        return ordered != 0
 
     cdef bint _take_out(self, int64_t now_ms) except -1:
         """What has expired or is purged; True when that is not finished."""
@@ -423,6 +448,7 @@ cdef class Home:
                 return True
             # Or a later home would take what comes back from consumers.
             core.word_swap(&self.queue.control.purge, ordered, 0)
+            self.purge_seen = 0
         return more
 
     cdef int _wake_below(self, uint64_t upto) except -1:

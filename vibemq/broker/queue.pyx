@@ -13,7 +13,7 @@ import os
 
 from libc.stdint cimport INT64_MAX
 from libc.string cimport memset
-from vibemq.broker.home cimport Home, home_is_alive, home_of, introduce_consumers
+from vibemq.broker.home cimport Home, departed_now, home_is_alive, home_of, introduce_consumers
 from vibemq.broker.client cimport NO_SLOT, delivery
 from vibemq.broker.messages cimport Probe
 from vibemq.broker.stream cimport Stream
@@ -153,9 +153,7 @@ cdef class Queue(StreamUser):
         """Have the home settle everything that waits now; returns how many that is."""
         self.stream.persist()
         end = self.log_end()  # unconfirmed messages are not purged
-        departed = core.word_load(&self.control.departed)
-        if self.home is not None:  # it has messages that this turn gave back, which the ledger does not show yet
-            departed = self.home.backlog.departed()
+        departed = departed_now(self)
         count = end - departed if end > departed else 0
         core.ledger_order_purge(self.control, end)
         self.call_home()
