@@ -33,6 +33,19 @@ static void ledger_raise_synced(struct ledger_control *c, uint64_t synced)
     word_raise(&c->synced_copies[1], synced);
 }
 
+err ledger_make_room(const char *directory, uint64_t next, struct fault *f)
+{
+    uint64_t first = next / LEDGER_BLOCK_ENTRIES * LEDGER_BLOCK_ENTRIES, size = 0;
+    struct file_path path;
+    int fd;
+    err e = file_open_numbered(&path, directory, first, LEDGER_SUFFIX, O_RDWR | O_CREAT, &fd, f);
+    if (e) return e;
+    e = file_size(fd, path.text, &size, f);
+    if (!e && size != LEDGER_BLOCK_BYTES) e = file_truncate(fd, path.text, LEDGER_BLOCK_BYTES, f);
+    file_close(&fd);
+    return e;
+}
+
 err ledger_create(const char *directory, uint64_t base, bool sync, struct fault *f)
 {
     struct file_path path = file_path_name(directory, ledger_name);
@@ -49,6 +62,9 @@ err ledger_create(const char *directory, uint64_t base, bool sync, struct fault 
     ledger_store_next(c, base);
     atomic_init(&c->departed, base);
     ledger_raise_synced(c, base);
+    /* The page last: a creation that is broken off is repeated. */
+    e = ledger_make_room(directory, base, f);
+    if (e) return e;
     /* Written, not only stretched: a full disk is an error here, not a signal at the first store. */
     e = file_replace(path.text, page, sizeof page, sync, f);
     return e || !sync ? e : file_sync_directory(directory, f);
@@ -521,6 +537,7 @@ void ledger_skip(struct ledger *l, uint64_t offset)
     if (offset > next) ledger_store_next(l->control, offset);
     if (word_load(&l->control->departed) < offset) word_store(&l->control->departed, offset);
     blocks_drop(l, base / LEDGER_BLOCK_ENTRIES, end);
+    block_make(l, offset / LEDGER_BLOCK_ENTRIES, NULL); /* if it fails, ledger_reserve tries again and reports it */
 }
 
 void ledger_trim(struct ledger *l)

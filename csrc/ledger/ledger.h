@@ -141,8 +141,12 @@ struct ledger {
 /* Note that all of a block is settled, so that its file may be removed.  ERR_IO, ERR_DISK_FULL. */
 err ledger_note_settled(const char *directory, uint64_t number, struct fault *f);
 
-/* Make the control page in a log's directory (as "ledger.tmp", renamed); `base`: the first offset that
- * is a message of the queue.  ERR_EXISTS, ERR_IO, ERR_DISK_FULL. */
+/* Make the file of the block of offset `next` with its whole size, if it is missing: a queue whose messages are confirmed
+ * needs no new file to deliver the first of them.  ERR_IO, ERR_DISK_FULL. */
+err ledger_make_room(const char *directory, uint64_t next, struct fault *f);
+
+/* Make the first block's file and the control page in a log's directory (as "ledger.tmp", renamed); `base`: the first
+ * offset that is a message of the queue.  ERR_EXISTS, ERR_IO, ERR_DISK_FULL. */
 err ledger_create(const char *directory, uint64_t base, bool sync, struct fault *f);
 
 /* Is the page (which speaks for the blocks too) of a version that we know, or not there?  Writes nothing; before the

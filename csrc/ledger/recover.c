@@ -386,7 +386,10 @@ static err recover_run(struct recover *r, uint64_t first, uint64_t log_next)
     }
     if (e) return e;
     /* A page that is created again starts without knowledge, as after a power cut. */
-    return r->is_same_boot && !r->damage->anew ? recover_same_boot(r, page) : recover_other_boot(r, first, log_next);
+    e = r->is_same_boot && !r->damage->anew ? recover_same_boot(r, page) : recover_other_boot(r, first, log_next);
+    if (e) return e;
+    e = ledger_make_room(r->directory, r->next, r->f);
+    return e == ERR_DISK_FULL ? OK : e; /* the disk alarm is on and keeps publishers out; the next start tries again */
 }
 
 err ledger_recover(const char *directory, uint64_t first, uint64_t next, bool is_same_boot, struct ledger_damage *damage,

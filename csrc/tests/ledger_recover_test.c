@@ -93,14 +93,14 @@ TEST(a_ledger_is_brought_within_its_log)
 {
     static const struct { uint64_t first, next, base_want, next_want; unsigned blocks_want; } cases[] = {
         {0, 1u << 20, 0, 3 * BLOCK + 10, 3},
-        {0, 3 * BLOCK, 0, 3 * BLOCK, 2},             /* the log was cut where a block begins */
+        {0, 3 * BLOCK, 0, 3 * BLOCK, 3},             /* the log was cut where a block begins; its file is made anew */
         {0, 2 * BLOCK + 1, 0, 2 * BLOCK + 1, 2},
-        {0, BLOCK + 5, 0, BLOCK, 1},                 /* within a block that is no more */
-        {0, 0, 0, 0, 0},
+        {0, BLOCK + 5, 0, BLOCK, 2},                 /* within a block that is no more */
+        {0, 0, 0, 0, 1},
         {7, 1u << 20, 7, 3 * BLOCK + 10, 3},         /* retention took the beginning */
         {2 * BLOCK, 1u << 20, 2 * BLOCK, 3 * BLOCK + 10, 2},
         {3 * BLOCK + 5, 3 * BLOCK + 8, 3 * BLOCK + 5, 3 * BLOCK + 8, 1},
-        {900000, 1u << 20, 900000, 900000, 0},       /* or all of it */
+        {900000, 1u << 20, 900000, 900000, 1},       /* or all of it */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *d = queue_made(true);
@@ -163,7 +163,7 @@ TEST(a_missing_block_was_settled_only_if_that_was_noted)
     l = recovered(d, 0, 1u << 20, false);
     EXPECT_EQ(BLOCK, help_next(l));
     EXPECT_EQ(BLOCK, ledger_count(l, 0, BLOCK, LEDGER_READY));
-    EXPECT_EQ(1, help_list(d).blocks);
+    EXPECT_EQ(2, help_list(d).blocks); /* and that of the next message */
     ledger_close(l);
 
     d = queue_made(true); /* one made after the last sync is lost with its name */
@@ -221,7 +221,7 @@ TEST(a_page_that_cannot_be_trusted_is_made_anew)
         struct ledger *l = recovered(d, 17, UINT64_C(1) << 41, true);
         EXPECT_EQ(17, help_base(l));
         EXPECT_EQ(17, help_next(l));
-        EXPECT_EQ(0, help_list(d).blocks);
+        EXPECT_EQ(1, help_list(d).blocks); /* of the next message */
         help_hand_out(l, 100, LEDGER_READY);
         ledger_close(l);
     }
@@ -253,7 +253,8 @@ TEST(whichever_call_of_a_recovery_fails_it_can_be_run_again)
         err e = help_recover(d, 3, 3 * BLOCK + 4, &anew, NULL);
         bool failed = help_plan.failed;
         sys = &sys_real;
-        EXPECT_ERR(!failed ? OK : call % 2 ? ERR_IO : ERR_DISK_FULL, e);
+        /* On a full disk only the file of the next message's block may be missing. */
+        if (e || !failed || call % 2) EXPECT_ERR(!failed ? OK : call % 2 ? ERR_IO : ERR_DISK_FULL, e);
         struct ledger *l = recovered(d, 3, 3 * BLOCK + 4, false);
         EXPECT_EQ(3 * BLOCK + 4, help_next(l));
         uint64_t ready = ledger_count(l, 0, UINT64_MAX, LEDGER_READY);
