@@ -39,6 +39,13 @@ static int64_t real_now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+static int64_t real_boot_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 /* Before Linux 5.8 it answers as if all had been written when something was not: then it is of no use. */
 static int real_syncfs(int fd)
 {
@@ -109,6 +116,7 @@ const struct sys sys_real = {
     .send = send,
     .recv = recv,
     .now_ms = real_now_ms,
+    .boot_ms = real_boot_ms,
     .boot_id = real_boot_id,
     .entropy = getentropy,
     .realloc = realloc,

@@ -44,6 +44,7 @@ struct sys {
     ssize_t (*send)(int fd, const void *data, size_t size, int flags);
     ssize_t (*recv)(int fd, void *data, size_t size, int flags);
     int64_t (*now_ms)(void);       /* wall clock, ms since the Unix epoch */
+    int64_t (*boot_ms)(void);      /* ms since the boot, also while the machine slept; nobody can set it */
     int (*boot_id)(uint8_t out[16]); /* /proc/sys/kernel/random/boot_id; -1 and errno when unreadable */
     int (*entropy)(void *out, size_t size); /* getentropy */
     void *(*realloc)(void *memory, size_t size); /* of what grows; see grow.h */

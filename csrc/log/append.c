@@ -9,6 +9,7 @@
  */
 #include <string.h>
 
+#include "../base/clock.h"
 #include "handle.h"
 
 /* ---- a new segment ---- */
@@ -33,6 +34,14 @@ static uint64_t roll_suspect(const struct log *l, const struct commit *c, const 
     return d->segment == c->segment ? d->position : SEGMENT_HEADER_BYTES;
 }
 
+bool log_clock_turned(const struct commit *c, int64_t now_ms) { return c->timestamp_ms > now_ms + CLOCK_STEP_MS; }
+
+/* Chunks of the segment `name` have earlier times than those before it.  With the mutex held, before their commit. */
+static void note_turned(struct log *l, uint64_t name)
+{
+    atomic_store_explicit(&l->control->turned_segment, name + 1, memory_order_release);
+}
+
 err log_roll(struct log *l, struct commit *c, struct fault *f)
 {
     if (c->next_offset == c->segment) return OK; /* nothing in it: it is as good as new */
@@ -42,9 +51,12 @@ err log_roll(struct log *l, struct commit *c, struct fault *f)
 
     struct durable d;
     control_durable(l->control, &d);
-    struct segment_header h = {.first_offset = c->next_offset, .created_ms = sys->now_ms(), .durable_segment = d.segment,
+    struct segment_header h = {.first_offset = c->next_offset, .durable_segment = d.segment,
                                .durable_position = d.position, .suspect_position = roll_suspect(l, c, &d)};
     int segment_fd = -1, index_fd = -1;
+    segment_header_stamp(&h);
+    if (log_clock_turned(c, h.created_ms)) note_turned(l, h.first_offset);
+    h.turned_segment = atomic_load_explicit(&l->control->turned_segment, memory_order_relaxed);
     e = file_random(&h.seed, sizeof h.seed, f);
     if (!e) e = segment_create(l->directory, &h, &segment_fd, f);
     if (!e) e = index_create(l->directory, h.first_offset, h.seed, &index_fd, f);
@@ -133,8 +145,6 @@ static void remember(struct log *l, const struct batch *b, uint64_t first_offset
 static int stamp(struct log *l, struct batch *b, struct commit *c)
 {
     int parts = 0;
-    int64_t now = sys->now_ms();
-    if (now > c->timestamp_ms) c->timestamp_ms = now; /* a clock set back does not turn the log back */
     c->batch_position = c->position;
     for (uint32_t i = 0; i < b->chunk_count; i++) {
         const struct batch_chunk *bc = &b->chunks[i];
@@ -191,13 +201,17 @@ static err append_locked(struct log *l, struct batch *b, struct log_appended *ou
         return fault_set(f, ERR_DELETED, 0, l->directory, 0, 0, 0);
     err e = deduplicate(l, b, f);
     if (e || batch_is_empty(b)) return e;
-    if (roll_wanted(control, c)) {
+    int64_t now = sys->now_ms();
+    bool turned = log_clock_turned(c, now); /* within a segment times do not go back: its index is searched by them */
+    if (turned || roll_wanted(control, c)) {
         uint64_t closed = c->segment;
         e = log_roll(l, c, f);
         if (e) return e;
         out->rolled = c->segment != closed;
         out->closed_segment = closed;
     }
+    if (turned) note_turned(l, c->segment); /* also one that was begun before the clock went back, and is empty */
+    if (turned || now > c->timestamp_ms) c->timestamp_ms = now;
     e = log_open_active(l, c, f);
     if (!e) e = write_batch(l, b, c, f);
     if (e) return e;

@@ -78,9 +78,10 @@ static void learn_end(struct recovery *rc, const struct stub *stubs, uint32_t co
     /* A reader that wants the last chunk is given the one that holds this offset. */
     rc->commit.last_chunk = known ? last.chunk_id : newest->next - 1;
     for (uint32_t i = 0; i < count; i++) {
-        if (stubs[i].newest_ms > rc->commit.timestamp_ms) rc->commit.timestamp_ms = stubs[i].newest_ms;
+        if (i && stubs[i].oldest_ms < stubs[i - 1].newest_ms) rc->turned_segment = stubs[i].first + 1;
         if (stubs[i].epoch > rc->epoch) rc->epoch = stubs[i].epoch;
     }
+    rc->commit.timestamp_ms = rc->stored_ms = newest->newest_ms;
     rc->stored_to = newest->next;
 }
 

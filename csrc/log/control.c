@@ -228,6 +228,7 @@ static void control_fill(struct control *c, const struct control_init *init, uin
     atomic_init(&c->failed_check, failed_check(c));
     control_limits_set(c, &init->options);
     atomic_init(&c->first_offset, init->first_offset);
+    atomic_init(&c->turned_segment, init->turned_segment);
     control_remote_set(c, 0);
     control_durable_set(c, &init->durable);
     control_commit(c, &init->commit);

@@ -38,7 +38,7 @@ struct commit {
     uint64_t next_offset;     /* offset of the next record */
     uint64_t last_chunk;      /* first offset of the newest user chunk; UINT64_MAX when none */
     uint64_t chunks;          /* chunks in the active segment = records in its index */
-    int64_t timestamp_ms;     /* of the newest chunk; chunks never go back in time */
+    int64_t timestamp_ms;     /* of the newest chunk; within a segment chunks never go back in time */
 };
 #define COMMIT_WORDS 7
 
@@ -97,6 +97,7 @@ struct control {
      * Sequence 0: the page was made by a version without it; recovery_run fills it in. */
     _Alignas(128) _Atomic uint64_t confirmed_sequence;
     _Atomic uint64_t confirmed_slots[2][CONFIRMED_WORDS];
+    _Atomic uint64_t turned_segment;               /* the newest segment that begins before the time of an earlier chunk + 1; 0: none */
 };
 #define CONTROL_HEAD_CHECK_AT 84u
 extern const struct file_page_kind control_kind;
@@ -125,6 +126,7 @@ struct control_init {
     struct durable durable;
     uint32_t epoch;
     uint64_t first_offset;
+    uint64_t turned_segment;
     struct log_options options;
 };
 

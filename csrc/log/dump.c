@@ -151,6 +151,8 @@ static err dump_segment(struct dump *d, int fd, uint64_t size, const uint8_t *he
         if (!named) s.segment = h.first_offset;
         say(d, "segment: first offset %" PRIu64 ", created %" PRId64 " ms, seed %08" PRIx32 ", %" PRIu64 " bytes",
             h.first_offset, h.created_ms, h.seed, size);
+        if (h.boot) say(d, "begun %" PRIu32 " s after boot %08" PRIx32, h.boot_s, h.boot);
+        if (h.turned_segment) say(d, "times went back at segment %" PRIu64, h.turned_segment - 1);
         say(d, "durable when begun: segment %" PRIu64 " up to byte %" PRIu64 "%s", h.durable_segment, h.durable_position,
             h.suspect_position ? "; the segment before was closed by a failed sync" : "");
     } else {

@@ -32,7 +32,7 @@ struct log {
 /* Check options and fill in the defaults.  ERR_INVALID, ERR_LIMIT. */
 err log_options_check(const struct log_options *o, struct log_options *out, struct fault *f);
 /* A first segment and its index. */
-err log_files_create(const char *directory, uint64_t first_offset, bool sync, struct fault *f);
+err log_files_create(const char *directory, uint64_t first_offset, uint64_t turned_segment, bool sync, struct fault *f);
 
 /* Take the control mutex.  A process that inherits it from a dead owner makes the tracking table consistent first; one
  * that takes it for the first time verifies the table.  Thread-safe.  ERR_LOCK, or why the repair failed. */
@@ -49,6 +49,8 @@ void log_set_active(struct log *l, uint64_t segment, uint32_t seed, int segment_
 /* With the mutex held: begin a new segment at c->next_offset and commit that; `c` becomes
  * the new record.  On error the old segment stays the active one. */
 err log_roll(struct log *l, struct commit *c, struct fault *f);
+/* True if the wall clock went back behind the newest chunk by more than CLOCK_STEP_MS. */
+bool log_clock_turned(const struct commit *c, int64_t now_ms);
 
 /* The segments that exist for readers, rising: from the first retained to the active
  * one.  Cached until a segment comes or goes.  Closed segments are never empty in it. */

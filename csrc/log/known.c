@@ -23,6 +23,30 @@ void recovery_learn_durable(struct recovery *rc)
     }
 }
 
+/* True unless the first chunk of the last segment is known to be no older than the chunk before it. */
+static bool last_turned(const struct recovery *rc)
+{
+    uint32_t i = rc->list.count - 1;
+    struct scan s;
+    struct chunk first, before = {.timestamp_ms = rc->stored_ms};
+    if (rc->list.bytes[i] <= SEGMENT_HEADER_BYTES) return false;
+    if (i > 0 && scan_last_chunk(rc->directory, rc->list.first[i - 1], rc->list.bytes[i - 1], &before)) return true;
+    if (scan_open(&s, rc->directory, rc->list.first[i], rc->list.bytes[i], NULL)) return true;
+    err e = scan_header(&s, SEGMENT_HEADER_BYTES, &first, NULL);
+    file_close(&s.fd);
+    return e || first.timestamp_ms < before.timestamp_ms;
+}
+
+void recovery_learn_turned(struct recovery *rc)
+{
+    struct segment_header h;
+    if (rc->list.count == 0) return;
+    uint64_t last = rc->list.first[rc->list.count - 1];
+    err e = segment_header_load(rc->directory, last, &h, NULL);
+    if (e || last_turned(rc)) rc->turned_segment = last + 1;
+    else if (h.turned_segment > rc->turned_segment) rc->turned_segment = h.turned_segment;
+}
+
 uint32_t recovery_walk_start(const struct recovery *rc)
 {
     uint32_t i = 0;

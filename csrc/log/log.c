@@ -47,11 +47,12 @@ err log_options_check(const struct log_options *o, struct log_options *out, stru
     return OK;
 }
 
-err log_files_create(const char *directory, uint64_t first_offset, bool sync, struct fault *f)
+err log_files_create(const char *directory, uint64_t first_offset, uint64_t turned_segment, bool sync, struct fault *f)
 {
-    struct segment_header h = {.first_offset = first_offset, .created_ms = sys->now_ms(), .durable_segment = first_offset,
-                               .durable_position = SEGMENT_HEADER_BYTES};
+    struct segment_header h = {.first_offset = first_offset, .durable_segment = first_offset,
+                               .durable_position = SEGMENT_HEADER_BYTES, .turned_segment = turned_segment};
     int segment_fd = -1, index_fd = -1;
+    segment_header_stamp(&h);
     struct file_path path = file_path_numbered(directory, first_offset, SEGMENT_SUFFIX);
     err e = file_random(&h.seed, sizeof h.seed, f);
     if (!e) e = segment_create(directory, &h, &segment_fd, f);
@@ -75,7 +76,7 @@ err log_create(const char *directory, const struct log_options *options, struct 
                                   .last_chunk = UINT64_MAX, .timestamp_ms = INT64_MIN};
     init.confirmed = init.commit;
     init.durable = (struct durable){.position = SEGMENT_HEADER_BYTES};
-    e = log_files_create(directory, 0, sync, f);
+    e = log_files_create(directory, 0, 0, sync, f);
     if (!e) e = tracking_create(directory, sync, f);
     /* The control block comes last: a directory without one is not a log yet. */
     if (!e) e = control_create(directory, &init, sync, f);

@@ -211,25 +211,74 @@ static err begins_at(const struct log *l, const struct segment_list *list, uint3
     return e == ERR_END ? OK : e;
 }
 
+/* The time of the last chunk of a closed segment, its latest.  False: not known. */
+static bool ends_at(const struct log *l, const struct segment_list *list, uint32_t i, int64_t *out)
+{
+    struct stub stub;
+    struct index_record last;
+    uint32_t seed;
+    if (list->cold[i]) {
+        err e = stub_read(l->directory, list->first[i], &stub, NULL);
+        *out = stub.newest_ms;
+        return !e;
+    }
+    if (!index_whole(l->directory, list->first[i], list->bytes[i], list->first[i + 1], &seed, &last)) return false;
+    *out = last.timestamp_ms;
+    return true;
+}
+
+/* Search segment `i`.  `*found`: the reader stands at its first chunk of the time or later, or will once the index of a
+ * cold segment is here. */
+static err search_segment(struct reader *r, const struct segment_list *list, uint32_t i, const struct commit *c, int64_t time,
+                          bool *found, struct fault *f)
+{
+    uint64_t end;
+    err e = reader_find(r, list, i, c, INDEX_BY_TIMESTAMP, time, f);
+    *found = !e && r->position == 0;
+    if (e || *found) return e;
+    e = reader_limit(r, c, &end, f);
+    *found = !e && r->position < end;
+    return e;
+}
+
+/* Of the segments before the one at which times went back last, each one may hold the time. */
+static err search_turned(struct reader *r, const struct segment_list *list, const struct commit *c, int64_t time,
+                         uint32_t *behind, bool *found, struct fault *f)
+{
+    uint64_t turned = atomic_load_explicit(&r->log->control->turned_segment, memory_order_acquire);
+    uint32_t i = 0;
+    *found = false;
+    for (; turned && i + 1 < list->count && list->first[i] < turned - 1; i++) {
+        int64_t newest;
+        if (ends_at(r->log, list, i, &newest) && newest < time) continue;
+        err e = search_segment(r, list, i, c, time, found, f);
+        if (e || *found) return e;
+    }
+    *behind = i;
+    return OK;
+}
+
 static err reader_at_timestamp(struct reader *r, const struct segment_list *list, const struct commit *c, int64_t time,
                                struct fault *f)
 {
-    /* The last segment that begins before the time. */
-    uint32_t low = 0, high = list->count;
+    uint32_t low, high = list->count, behind = 0;
+    bool found;
+    err e = search_turned(r, list, c, time, &behind, &found, f);
+    if (e || found) return e;
+    /* From there on times rise: the last segment that begins before the time. */
+    low = behind;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
         int64_t first;
-        err e = begins_at(r->log, list, middle, c, &first, f);
+        e = begins_at(r->log, list, middle, c, &first, f);
         if (e) return e;
         if (first < time) low = middle + 1;
         else high = middle;
     }
-    if (low == 0) return reader_enter(r, list->first[0], SEGMENT_HEADER_BYTES, list->first[0], f);
+    if (low == behind) return reader_enter(r, list->first[low], SEGMENT_HEADER_BYTES, list->first[low], f);
 
-    err e = reader_find(r, list, low - 1, c, INDEX_BY_TIMESTAMP, time, f);
-    uint64_t end;
-    if (!e && r->position != 0) e = reader_limit(r, c, &end, f); /* 0: found later, in a cold segment */
-    if (e || r->position == 0 || r->position < end) return e;
+    e = search_segment(r, list, low - 1, c, time, &found, f);
+    if (e || found) return e;
     if (low == list->count) return reader_enter(r, c->segment, c->position, c->next_offset, f);
     return reader_enter(r, list->first[low], SEGMENT_HEADER_BYTES, list->first[low], f);
 }

@@ -402,7 +402,7 @@ static void take_over(struct recovery *rc, const struct walk *w)
     c->next_offset = w->next_offset;
     c->chunks = w->index_records;
     if (w->last_chunk != UINT64_MAX) c->last_chunk = w->last_chunk;
-    if (w->timestamp_ms > c->timestamp_ms) c->timestamp_ms = w->timestamp_ms;
+    if (w->timestamp_ms != INT64_MIN) c->timestamp_ms = w->timestamp_ms;
     if (w->epoch > rc->epoch) rc->epoch = w->epoch;
     rc->report->chunks_checked += w->chunks_checked;
     rc->report->bytes_checked += w->bytes_checked;
@@ -483,7 +483,7 @@ static void look_back(struct recovery *rc)
         struct chunk c;
         if (scan_last_chunk(rc->directory, rc->list.first[i], rc->list.bytes[i], &c)) continue;
         rc->commit.last_chunk = c.chunk_id;
-        if (c.timestamp_ms > rc->commit.timestamp_ms) rc->commit.timestamp_ms = c.timestamp_ms;
+        rc->commit.timestamp_ms = c.timestamp_ms;
         if (c.epoch > rc->epoch) rc->epoch = c.epoch;
     }
 }
@@ -508,7 +508,7 @@ static err begin_anew_if_lost(struct recovery *rc, uint64_t first_seen, struct f
     if (rc->commit.next_offset > least) least = rc->commit.next_offset;
     recovery_gap(rc, rc->commit.next_offset > rc->stored_to ? rc->commit.next_offset : rc->stored_to, least);
     rc->changed = true;
-    err e = log_files_create(rc->directory, least, true, f);
+    err e = log_files_create(rc->directory, least, rc->turned_segment, true, f);
     rc->commit.segment = rc->commit.next_offset = least;
     rc->commit.batch_position = rc->commit.position = SEGMENT_HEADER_BYTES;
     rc->commit.chunks = 0;
@@ -610,6 +610,7 @@ static err recover(struct recovery *rc, const struct log_options *options, struc
     e = backed_take(rc, f);
     uint64_t first_seen = rc->list.count ? rc->list.first[0] : rc->stored_to;
     if (!e) e = walk_all(rc, f);
+    if (!e) recovery_learn_turned(rc);
     if (!e) e = begin_anew_if_lost(rc, first_seen, f);
     if (e) return e;
     look_back(rc);
@@ -627,6 +628,7 @@ static err recover(struct recovery *rc, const struct log_options *options, struc
     init.confirmed = recovery_confirmed(rc, init.options.durability, init.first_offset);
     init.durable = (struct durable){rc->commit.segment, rc->commit.position, rc->commit.next_offset};
     init.epoch = rc->epoch + 1;
+    init.turned_segment = rc->turned_segment;
     e = quarantine_trim(rc->directory, rc->old.epoch, f);
     if (!e) e = sync ? control_create(rc->directory, &init, true, f) : control_renew(rc->directory, &init, f);
     return e || !sync ? e : file_sync_directory(rc->directory, f);
@@ -660,6 +662,7 @@ err recovery_run(const char *directory, const struct log_options *options, struc
                           .keeps_proven = options->durability == DURABILITY_DISK};
     rc.commit = (struct commit){.batch_position = SEGMENT_HEADER_BYTES, .position = SEGMENT_HEADER_BYTES,
                                 .last_chunk = UINT64_MAX, .timestamp_ms = INT64_MIN};
+    rc.stored_ms = INT64_MIN;
     rc.commit.segment = UINT64_MAX; /* none yet */
     e = recover(&rc, options, f);
     if (e) each_syncs(once);

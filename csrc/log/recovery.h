@@ -23,6 +23,8 @@ struct recovery {
     struct segment_list list; /* what is walked; `count` shrinks when segments are dropped */
     struct commit commit;     /* what the new control block will say */
     uint32_t epoch;           /* highest seen */
+    uint64_t turned_segment;  /* as in the control block */
+    int64_t stored_ms;        /* when the newest stub's last chunk was written; INT64_MIN: there is none */
     struct piece *pieces;     /* what lies before the list, rising; none where no segment is stored */
     uint32_t piece_count;
     bool synced;              /* what was found is durable */
@@ -54,6 +56,8 @@ struct walk {
 
 /* By the old control block and the segments' headers. */
 void recovery_learn_durable(struct recovery *rc);
+/* After the walk: since which segment do times not go back? */
+void recovery_learn_turned(struct recovery *rc);
 /* The first segment that must be walked. */
 uint32_t recovery_walk_start(const struct recovery *rc);
 /* True if the files in the directory match the control page of this boot; else `f` names the first that does not. */

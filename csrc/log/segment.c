@@ -8,8 +8,26 @@
 #include <stdlib.h>
 
 #include "../base/bytes.h"
+#include "../base/check.h"
 #include "../base/crc32.h"
 #include "cold.h"
+
+uint32_t segment_boot(void)
+{
+    uint8_t id[16];
+    if (sys->boot_id(id) < 0) return 0;
+    uint32_t number = crc32_update(0, id, sizeof id);
+    return number ? number : 1;
+}
+
+void segment_header_stamp(struct segment_header *h)
+{
+    int64_t seconds = (sys->boot_ms() + 999) / 1000;
+    bool fits = seconds >= 0 && seconds <= UINT32_MAX;
+    h->created_ms = sys->now_ms();
+    h->boot = fits ? segment_boot() : 0;
+    h->boot_s = fits ? (uint32_t)seconds : 0;
+}
 
 void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HEADER_BYTES])
 {
@@ -17,23 +35,38 @@ void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HE
     bytes_store64(out + 8, h->first_offset);
     bytes_store64(out + 16, (uint64_t)h->created_ms);
     bytes_store32(out + 24, h->seed);
+    bytes_store32(out + 28, h->boot);
     bytes_store64(out + 32, h->durable_segment);
-    bytes_store64(out + 40, h->durable_position);
-    bytes_store64(out + 48, h->suspect_position);
+    CHECK(h->durable_position <= UINT32_MAX && h->suspect_position <= UINT32_MAX);
+    bytes_store32(out + 40, (uint32_t)h->durable_position);
+    bytes_store32(out + 44, (uint32_t)h->suspect_position);
+    bytes_store64(out + 48, h->turned_segment);
+    bytes_store32(out + 56, h->boot_s);
     file_header_seal(out, SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SEGMENT_VERSION);
 }
 
 err segment_header_read(const char *path, const uint8_t *data, uint64_t size, struct segment_header *out,
                         struct fault *f)
 {
-    err e = file_header_check(path, data, size, SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, SEGMENT_VERSION, f);
+    bool is_old = size >= 8 && bytes_load32(data + 4) == 1;
+    uint32_t version = is_old ? 1 : SEGMENT_VERSION;
+    err e = file_header_check(path, data, size, SEGMENT_HEADER_BYTES, SEGMENT_MAGIC, version, f);
     if (e) return e;
+    *out = (struct segment_header){0};
     out->first_offset = bytes_load64(data + 8);
     out->created_ms = (int64_t)bytes_load64(data + 16);
     out->seed = bytes_load32(data + 24);
     out->durable_segment = bytes_load64(data + 32);
-    out->durable_position = bytes_load64(data + 40);
-    out->suspect_position = bytes_load64(data + 48);
+    if (is_old) {
+        out->durable_position = bytes_load64(data + 40);
+        out->suspect_position = bytes_load64(data + 48);
+        return OK;
+    }
+    out->durable_position = bytes_load32(data + 40);
+    out->suspect_position = bytes_load32(data + 44);
+    out->turned_segment = bytes_load64(data + 48);
+    out->boot = bytes_load32(data + 28);
+    out->boot_s = bytes_load32(data + 56);
     return OK;
 }
 

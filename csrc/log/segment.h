@@ -3,8 +3,8 @@
  * segment: the files of one segment: chunks and the index of them; the list of all segments; and the look at the
  * chunks of one, also past damage.
  *
- * The header (big-endian, 64 bytes) holds the random seed of the chunk header checks, and what was known to be durable
- * when the segment was begun, so that recovery need not read the whole log when the control block is lost.  The index's
+ * The header (big-endian, 64 bytes) holds the random seed of the chunk header checks, when the segment was begun, and what
+ * was known to be durable then, so that recovery need not read the whole log when the control block is lost.  The index's
  * header repeats the seed: one damaged header does not cost a segment.
  */
 #ifndef VIBEMQ_LOG_SEGMENT_H
@@ -16,19 +16,27 @@
 
 #define SEGMENT_HEADER_BYTES 64u
 #define SEGMENT_MAGIC 0x564D5153u /* "VMQS" */
-#define SEGMENT_VERSION 1u
+#define SEGMENT_VERSION 2u
 #define SEGMENT_SUFFIX ".segment"
 #define INDEX_SUFFIX ".index"
 #define TRACKING_SUFFIX ".tracking"
 
 struct segment_header {
     uint64_t first_offset;
-    int64_t created_ms;
+    int64_t created_ms;        /* by the wall clock */
     uint32_t seed;
+    uint32_t boot;             /* the boot in which it was begun (segment_boot); 0: not known, as in version 1 */
+    uint32_t boot_s;           /* seconds since that boot, rounded up */
+    uint64_t turned_segment;   /* as of the control block when it was begun */
     uint64_t durable_segment, durable_position; /* known to be durable when this segment was begun */
     uint64_t suspect_position; /* the segment before this one was closed because its fdatasync failed: from
                                   here on it may be torn.  0: it was not */
 };
+
+/* Note the present time in a header. */
+void segment_header_stamp(struct segment_header *h);
+/* The number of this boot in headers; 0: it cannot be told. */
+uint32_t segment_boot(void);
 
 void segment_header_write(const struct segment_header *h, uint8_t out[SEGMENT_HEADER_BYTES]);
 /* ERR_TRUNCATED, ERR_CORRUPT, ERR_VERSION, as file_header_check; `path` is for the fault. */

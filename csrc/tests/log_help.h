@@ -25,15 +25,19 @@ TEST_UNUSED static const char *help_path(void)
     return path;
 }
 
-/* A clock that tests set: `sys` is the real one but for it, until somebody sets `sys` again. */
-static int64_t help_clock_ms;
+/* A wall clock that tests set: `sys` is the real one but for it, until somebody sets `sys` again.  The time since boot is
+ * the same, less what the wall clock is wrong by. */
+static int64_t help_clock_ms, help_wrong_ms;
 static struct sys help_sys;
-TEST_UNUSED static int64_t help_now(void) { return help_clock_ms; }
+TEST_UNUSED static int64_t help_now(void) { return help_clock_ms + help_wrong_ms; }
+TEST_UNUSED static int64_t help_boot(void) { return help_clock_ms; }
 
 TEST_UNUSED static void help_use_clock(void)
 {
     help_sys = sys_real;
     help_sys.now_ms = help_now;
+    help_sys.boot_ms = help_boot;
+    help_wrong_ms = 0;
     sys = &help_sys;
 }
 
