@@ -7,6 +7,7 @@
  */
 #include "upkeep.h"
 
+#include "../base/clock.h"
 #include "cold.h"
 #include "handle.h"
 
@@ -22,25 +23,106 @@ static uint32_t over_size(const struct segment_list *list, const struct commit *
     return kept_from;
 }
 
-/* Timestamp of the newest chunk of a closed segment; the next one's creation when it cannot be read. */
-static int64_t newest_timestamp(const struct log *l, const struct segment_list *list, uint32_t i)
+/* The clocks at one moment. */
+struct now {
+    int64_t wall_ms, boot_ms;
+    uint32_t boot;    /* segment_boot */
+    bool is_believed; /* clock_is_believed */
+};
+
+static struct now now_read(void)
 {
-    struct chunk c;
-    struct segment_header next;
-    struct stub stub;
-    if (list->cold[i]) return stub_read(l->directory, list->first[i], &stub, NULL) ? INT64_MAX : stub.newest_ms;
-    if (scan_last_chunk(l->directory, list->first[i], list->bytes[i], &c) == OK) return c.timestamp_ms;
-    if (segment_header_load(l->directory, list->first[i + 1], &next, NULL) == OK) return next.created_ms;
-    return INT64_MAX; /* not known to be old */
+    return (struct now){sys->now_ms(), sys->boot_ms(), segment_boot(), clock_is_believed()};
 }
 
-static uint32_t over_age(const struct log *l, const struct segment_list *list, uint64_t age_ms_max)
+/* Headers have whole seconds since boot. */
+#define STAMP_MS INT64_C(1000)
+
+static bool is_of_boot(const struct now *now, const struct segment_header *h)
 {
-    uint32_t drop = 0;
-    int64_t now = sys->now_ms();
-    if (age_ms_max == 0 || age_ms_max > (uint64_t)INT64_MAX) return 0;
-    while (drop + 1 < list->count && newest_timestamp(l, list, drop) < now - (int64_t)age_ms_max) drop++;
-    return drop;
+    return h->boot && h->boot == now->boot && (int64_t)h->boot_s * 1000 <= now->boot_ms + STAMP_MS;
+}
+
+/* How long ago was the segment begun?  In its boot by the time since boot, which nobody can set; after another one by the
+ * wall clock.  False: the wall clock is not believed now, or was ahead when the segment was begun. */
+static bool since_begun(const struct now *now, const struct segment_header *h, int64_t *ms)
+{
+    int64_t by_wall = now->wall_ms - h->created_ms;
+    *ms = by_wall;
+    if (!is_of_boot(now, h)) return now->is_believed && by_wall >= 0;
+    int64_t by_boot = now->boot_ms - (int64_t)h->boot_s * 1000;
+    /* The same but for the seconds' fractions: the wall clock was not set meanwhile, and knows the milliseconds. */
+    if (by_wall < by_boot - STAMP_MS || by_wall > by_boot + 2 * STAMP_MS) *ms = by_boot;
+    if (*ms < 0) *ms = 0;
+    return true;
+}
+
+/* Time of the newest chunk of a closed segment.  False: not known. */
+static bool newest_time(const struct log *l, const struct segment_list *list, uint32_t i, int64_t *out)
+{
+    struct chunk c;
+    struct stub stub;
+    err e;
+    if (list->cold[i]) {
+        e = stub_read(l->directory, list->first[i], &stub, NULL);
+        *out = stub.newest_ms;
+    } else {
+        e = scan_last_chunk(l->directory, list->first[i], list->bytes[i], &c);
+        *out = c.timestamp_ms;
+    }
+    return e == OK;
+}
+
+/* How long the newest chunk of segment `i`, which was closed when `next` was begun, had been the newest then.  0 where its
+ * time does not lie between these two: the wall clock was set meanwhile. */
+static int64_t idle_at_close(const struct log *l, const struct segment_list *list, uint32_t i, const struct now *now,
+                             const struct segment_header *next, int64_t newest_ms)
+{
+    struct segment_header begun;
+    int64_t idle = next->created_ms - newest_ms, most = INT64_MAX;
+    if (!list->cold[i]) {
+        if (segment_header_load(l->directory, list->first[i], &begun, NULL)) return 0;
+        most = next->created_ms - begun.created_ms;
+        if (is_of_boot(now, next) && is_of_boot(now, &begun))
+            most = ((int64_t)next->boot_s - begun.boot_s) * 1000 + STAMP_MS;
+    }
+    return idle >= 0 && idle <= most ? idle : 0;
+}
+
+/* Age of the newest chunk of a closed segment.  False: not known now. */
+static bool segment_age(const struct log *l, const struct segment_list *list, uint32_t i, const struct now *now, int64_t *ms)
+{
+    struct segment_header next;
+    int64_t newest = 0;
+    bool has_newest = newest_time(l, list, i, &newest);
+    if (!list->cold[i + 1] && segment_header_load(l->directory, list->first[i + 1], &next, NULL) == OK) {
+        if (!since_begun(now, &next, ms)) return false;
+        if (has_newest) *ms += idle_at_close(l, list, i, now, &next, newest);
+        return true;
+    }
+    *ms = now->wall_ms - newest;
+    return has_newest && now->is_believed && *ms >= 0;
+}
+
+/* The first segment from `from` on that is not older.  Segments were closed one after the other, so the ages are checked against
+ * each other: none is older than one before it, and one whose age is not known is at least as old as the next. */
+static uint32_t over_age(const struct log *l, const struct segment_list *list, uint32_t from, uint64_t age_ms_max,
+                         bool skip_cold)
+{
+    if (age_ms_max == 0 || age_ms_max > (uint64_t)INT64_MAX) return from;
+    const struct now now = now_read();
+    int64_t age = INT64_MAX;
+    uint32_t young = from;
+    for (uint32_t i = from; i + 1 < list->count; i++) {
+        int64_t its;
+        if (!(skip_cold && list->cold[i])) {
+            if (!segment_age(l, list, i, &now, &its)) continue;
+            if (its < age) age = its;
+            if (age <= (int64_t)age_ms_max) break;
+        }
+        young = i + 1;
+    }
+    return young;
 }
 
 static uint32_t only_durable(const struct log *l, const struct segment_list *list, uint32_t drop)
@@ -114,13 +196,10 @@ static err drop_local(struct log *l, uint32_t from, const struct segment_list *l
 {
     uint64_t bytes_max = atomic_load_explicit(&l->control->local_bytes_max, memory_order_relaxed);
     uint64_t age_ms_max = atomic_load_explicit(&l->control->local_age_ms_max, memory_order_relaxed);
-    int64_t oldest = age_ms_max && age_ms_max <= (uint64_t)INT64_MAX ? sys->now_ms() - (int64_t)age_ms_max : INT64_MIN;
     uint64_t sum = c->position, gone = 0;
     err e = OK;
-    if (bytes_max == 0 && oldest == INT64_MIN) return OK;
-    uint32_t young = from; /* the first that is not older; chunks never go back in time */
-    while (oldest != INT64_MIN && young + 1 < list->count && (list->cold[young] || newest_timestamp(l, list, young) < oldest))
-        young++;
+    if (bytes_max == 0 && age_ms_max == 0) return OK;
+    uint32_t young = over_age(l, list, from, age_ms_max, true);
     for (uint32_t i = list->count - 1; i-- > from && !e;) {
         if (list->cold[i]) continue;
         sum += list->bytes[i];
@@ -147,12 +226,12 @@ err retention_run(struct log *l, struct retention_report *out, struct fault *f)
     if (e) return e;
     uint64_t bytes_max = atomic_load_explicit(&l->control->retention_bytes_max, memory_order_relaxed);
     uint64_t age_ms_max = atomic_load_explicit(&l->control->retention_age_ms_max, memory_order_relaxed);
-    uint32_t by_size = over_size(list, &c, bytes_max), by_age = over_age(l, list, age_ms_max);
+    uint32_t by_size = over_size(list, &c, bytes_max), by_age = over_age(l, list, 0, age_ms_max, false);
     uint32_t drop = by_size > by_age ? by_size : by_age;
     e = drop_oldest(l, list, drop, out, f);
     if (!e) e = drop_local(l, drop, list, &c, out, f);
     /* What recovery took out is of the same age as what it stood beside. */
-    if (!e && age_ms_max && age_ms_max <= (uint64_t)INT64_MAX)
+    if (!e && age_ms_max && age_ms_max <= (uint64_t)INT64_MAX && clock_is_believed())
         e = quarantine_expire(l->directory, sys->now_ms() - (int64_t)age_ms_max, f);
     return e;
 }
@@ -187,7 +266,9 @@ err retention_roll_aged(struct log *l, int64_t age_ms, bool *rolled, struct faul
     control_committed(l->control, &c);
     uint64_t segment = c.segment;
     /* Before the lock, for which appends wait: what nobody has read for long may have to come from the disk. */
-    if (c.next_offset == segment || oldest_timestamp(l, &c) >= sys->now_ms() - age_ms) return OK;
+    int64_t oldest = c.next_offset == segment ? 0 : oldest_timestamp(l, &c), now = sys->now_ms();
+    /* One that lies ahead was written by a clock that was wrong: the next segment says when it was closed. */
+    if (c.next_offset == segment || (oldest >= now - age_ms && oldest <= now + CLOCK_STEP_MS)) return OK;
     err e = log_lock(l, f);
     if (e) return e;
     control_committed(l->control, &c);
