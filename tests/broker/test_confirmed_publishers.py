@@ -18,6 +18,7 @@ from test_confirmed import DISK, expect_nothing, killed, log_of, read_all
 from vibemq.protocols.streams.spec import RESPONSE_BIT, Code, Key
 from vibemq.storage.log import dump
 
+QUESTIONS_MAX = 256  # that wait, of a connection
 ANSWER = Key.QUERY_PUBLISHER_SEQUENCE | RESPONSE_BIT
 
 
@@ -77,6 +78,25 @@ def test_the_sequence_of_a_publisher_is_told_when_all_of_it_is_confirmed(tmp_pat
             assert again.confirmed(1) == [4] and again.confirmed(1) == [3]
             ask(again, "s")
             assert told(again) == (Code.OK, 4)
+
+
+def test_a_connection_with_256_waiting_questions_is_not_read_until_they_are_answered(tmp_path: Path, disk: HeldDisk):
+    data = tmp_path / "data"
+    with broker(data, *DISK, workers=1, through=disk.through) as running, connected(running) as publisher:
+        publisher.create("s")
+        publisher.declare("s", reference="me")
+        disk.hold()
+        publisher.publish([(1, b"one")])
+        disk.wait_until_held()
+        with connected(running) as asking:
+            question = asking.command(Key.QUERY_PUBLISHER_SEQUENCE, reference="me", stream="s")
+            asking.send(question * QUESTIONS_MAX, asking.command(Key.METADATA, streams=[]))
+            expect_nothing(publisher)  # and the broker has read what it reads of the other one
+            assert not asking.has_frame()
+            disk.release()
+            assert [told(asking) for _ in range(QUESTIONS_MAX)] == [(Code.OK, 1)] * QUESTIONS_MAX
+            asking.expect(Key.METADATA | RESPONSE_BIT)
+        assert publisher.confirmed(1) == [1]
 
 
 def test_a_publisher_that_goes_on_behind_its_sequence_loses_nothing_in_a_power_cut(tmp_path: Path, disk: HeldDisk):

@@ -45,6 +45,8 @@ cdef bytes HEARTBEAT = encode_server_frame(Key.HEARTBEAT)
 cdef enum:
     CONTROLS_PER_TURN = 32  # control commands cost tens of microseconds: the loop's millisecond
     CONTROL_BYTES = 16      # a longer one counts as several: its names are looked up one by one
+    # QueryPublisherSequence without an answer, of a connection: as many as it can have publishers. More are not read.
+    QUESTIONS_MAX = 256
     TRACKED_MAX = 1024      # streams that one connection's offsets hold open: each costs some descriptors
     PUBLISH_ERROR_BYTES = 10  # an id and a code
     STAGED_LOOK_BYTES = 64 << 20  # so much more than it may be staged by each connection
@@ -215,9 +217,11 @@ cdef class SequenceQuestion(StreamUser):
     cdef StreamsSession session
     cdef object request
     cdef uint64_t chunk
+    cdef Py_ssize_t counts             # as so many messages: a question takes a kilobyte, and may wait as long as the store
 
     def __init__(self, StreamsSession session, object request):
         self.session, self.request = session, request
+        self.counts = (session.client.unconfirmed_max + QUESTIONS_MAX - 1) // QUESTIONS_MAX
 
     cdef bint wait(self, Stream stream, uint64_t sequence, uint64_t chunk) except -1:
         self.chunk = chunk
@@ -225,13 +229,13 @@ cdef class SequenceQuestion(StreamUser):
             return False
         stream.attach(self)
         self.session.questions.add(self)
-        self.session.client.count_unconfirmed(1)
+        self.session.client.count_unconfirmed(self.counts)
         return True
 
     def end(self):
         if self in self.session.questions:
             self.session.questions.remove(self)
-            self.session.client.count_unconfirmed(-1)
+            self.session.client.count_unconfirmed(-self.counts)
             self.stream.detach(self)
 
     cdef int on_synced(self, object what, bint ok) except -1:
