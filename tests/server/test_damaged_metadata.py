@@ -92,6 +92,21 @@ def test_a_lost_user_table_opens_the_native_port_to_no_client(tmp_path):
     assert not (data / "meta.db").exists()
 
 
+@pytest.mark.parametrize("harm", ["missing", "empty"])
+def test_lost_metadata_beside_logs_of_streams_opens_the_native_port_to_no_client(tmp_path, harm):
+    data = tmp_path / "data"
+    killed(data)
+    for path in data.glob("meta.*"):
+        os.unlink(path)
+    if harm == "empty":
+        (data / "meta.db").touch()
+    assert f"{data}/meta.db is {harm}, and {data}/streams has logs of streams" in refused(data)
+    assert command(data, "users", "add", "mallory", "--password-stdin", says=PASSWORD).returncode == 1
+    os.rename(data / "streams", tmp_path / "streams")
+    with broker(data) as served, vibemq.client.connect(f"vibemq://{served.host}:{served.native_port}") as client:
+        assert not client.list_queues()
+
+
 def test_an_orderly_stop_leaves_no_log_and_any_change_of_the_file_since_is_refused(tmp_path):
     data = tmp_path / "data"
     with broker(data) as served, vibemq.client.connect(f"vibemq://{served.host}:{served.native_port}") as client:

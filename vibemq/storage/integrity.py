@@ -156,7 +156,11 @@ def require_whole(database: str, boot: str, *, is_restorable: bool) -> bool:
                 "nothing was changed",
                 hint=f"restore it from a backup, or remove {path_of(database)} to begin with no user and no stream",
             )
+        if not is_restorable:
+            _require_no_logs(database)
         return True
+    if not is_restorable and not _size(database) and not (check.changes or check.digest):
+        _require_no_logs(database)
     _require_log(database, is_same_boot=bool(boot) and check.boot == boot)
     if not check.digest or _size(f"{database}-wal"):
         return False
@@ -171,6 +175,20 @@ def require_whole(database: str, boot: str, *, is_restorable: bool) -> bool:
         hint="restore the data directory from a backup or the bucket; where it was changed on purpose, remove "
         f"{path_of(database)} and start again",
     )
+
+
+def _require_no_logs(database: str) -> None:
+    """Raises StorageError if a directory without metadata has streams: it had a broker, and perhaps users."""
+    streams = os.path.join(os.path.dirname(database), "streams")
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if os.listdir(streams):
+            raise StorageError(
+                "ERR_CORRUPT",
+                f"{database} is {'empty' if os.path.exists(database) else 'missing'}, and {streams} has logs of streams; "
+                "nothing was changed",
+                hint=f"restore the data directory from a backup; to begin with no user and no stream, move {streams} "
+                "to another folder",
+            )
 
 
 def require_access(database: str, changes: int, digest: str) -> None:
