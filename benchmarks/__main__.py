@@ -10,7 +10,7 @@ from benchmarks.peers import PEERS, run
 from benchmarks.spark.pipeline import spark
 from vibemq.bench.cli import one_run
 from vibemq.bench.queues import QueueLoad
-from vibemq.cli import Group
+from vibemq.cli.commands import Group
 
 
 @click.group(cls=Group)

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from running import ENVIRONMENT
 
 from vibemq import config
-from vibemq.cli import main
+from vibemq.cli.commands import main
 
 
 @pytest.fixture
@@ -34,9 +34,8 @@ def test_help_lists_every_command_without_loading_any(run):
 
 
 def test_help_is_there_before_anything_heavy_is_loaded():
-    code = (
-        "import sys; from vibemq.cli import main; print(*{'pyarrow', 'pyspark', 'rich', 'sqlite3'} & set(sys.modules))"
-    )
+    heavy = "{'pyarrow', 'pyspark', 'rich', 'sqlite3'}"
+    code = f"import sys; from vibemq.cli.commands import main; print(*{heavy} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
     assert result.stdout.strip() == ""
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from running import broker
 
 import vibemq.client
-from vibemq.cli import main
+from vibemq.cli.commands import main
 from vibemq.client.streams import StreamsConnection
 
 

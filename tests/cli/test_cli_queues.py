@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from running import ENVIRONMENT, Running, broker
 
-from vibemq.cli import main
+from vibemq.cli.commands import main
 from vibemq.client import connect
 from vibemq.client.streams import StreamsConnection
 

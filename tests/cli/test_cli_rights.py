@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from running import broker
 
-from vibemq.cli import main
+from vibemq.cli.commands import main
 
 PASSWORD = "lovelace 1843"
 users = (f"user-{number}" for number in itertools.count())

@@ -7,7 +7,7 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from vibemq.cli import main
+from vibemq.cli.commands import main
 from vibemq.storage.metadata import Metadata
 
 PASSWORD = "sesame open\n"

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from running import ENVIRONMENT, broker
 
 from vibemq import config
-from vibemq.cli import main
+from vibemq.cli.commands import main
 from vibemq.config import OPTIONS, Config
 
 ROOT = Path(__file__).resolve().parents[2]

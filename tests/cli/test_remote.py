@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 from running import ENVIRONMENT, broker, wait_until
 
-from vibemq.cli import main
+from vibemq.cli.commands import main
 from vibemq.client.streams import StreamsConnection
 from vibemq.config import Remote
 from vibemq.errors import StorageError

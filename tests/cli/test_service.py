@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from vibemq.cli import main
+from vibemq.cli.commands import main
 from vibemq.cli.service import CONFIG, HOMES, UNIT, unit
 from vibemq.config import Config, sample
 from vibemq.errors import SetupError, Superseded

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from running import broker
 
-from vibemq.cli import main
+from vibemq.cli.commands import main
 from vibemq.client import State, aconnect, connect
 from vibemq.errors import AuthenticationFailed, NotAuthorized, QueueFull, QueueNotFound
 

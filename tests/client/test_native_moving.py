@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from running import broker
 
-from vibemq.cli import main
+from vibemq.cli.commands import main
 from vibemq.client import OverflowStrategy, _moving, aconnect, connect
 from vibemq.client.micromsg2 import Micromsg2Client
 from vibemq.client.streams import StreamsConnection

@@ -6,7 +6,7 @@ import json
 from click.testing import CliRunner
 from peers.streams_server import MemoryServer, chunk_of
 
-from vibemq.cli import main
+from vibemq.cli.commands import main
 
 
 def test_another_broker_is_used_as_far_as_it_goes():

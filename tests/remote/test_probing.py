@@ -21,7 +21,7 @@ pytest.importorskip("obstore", reason="needs the extra remote")
 
 import obstore
 
-from vibemq.cli import main
+from vibemq.cli.commands import main
 from vibemq.config import Remote
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote import bucket as bucket_module

@@ -9,7 +9,7 @@ Without the process that looks at what is left, who uses a log does so alone.
 import signal
 import sys
 
-from vibemq.cli import main
+from vibemq.cli.commands import main
 from vibemq.server import recovery, supervisor
 
 

@@ -17,7 +17,7 @@ import socket
 import sys
 
 from vibemq import config
-from vibemq.cli import main
+from vibemq.cli.commands import main
 from vibemq.server import supervisor
 from vibemq.server.context import Context
 

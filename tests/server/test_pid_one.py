@@ -93,18 +93,12 @@ def test_as_process_1_it_serves_reaps_orphans_and_ends_when_told(tmp_path):
             outside.kill()  # and with it all in the namespace
 
 
-def test_as_process_1_it_can_be_told_to_end_before_it_is_ready():
-    code = (
-        "import time; from vibemq.server.processes import begin_as_init\n"
-        "begin_as_init(); print(1, flush=True); time.sleep(1000)"
+@pytest.mark.parametrize("arguments", [["serve"], ["config"]])
+def test_as_process_1_it_can_be_told_to_end_before_anything_heavy_is_loaded(tmp_path, arguments):
+    (tmp_path / "click.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(1000)\n"
     )
-    with subprocess.Popen(
-        [*NAMESPACE, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-    ) as outside:
-        try:
-            assert outside.stdout is not None and outside.stdout.readline() == "1\n"
-            (inside,) = children(outside.pid)
-            os.kill(inside, signal.SIGTERM)
-            assert outside.wait(STOP_SECONDS_MAX) == 128 + signal.SIGTERM
-        finally:
-            outside.kill()
+    path = f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
+    command = [*NAMESPACE, sys.executable, "-m", "vibemq.cli", *arguments]
+    done = subprocess.run(command, env={**ENVIRONMENT, "PYTHONPATH": path}, timeout=STOP_SECONDS_MAX)
+    assert done.returncode == 128 + signal.SIGTERM

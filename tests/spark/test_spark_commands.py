@@ -21,7 +21,7 @@ from running import wait_until
 from spark_jobs import SPARK
 from test_spark_ingest import children
 
-from vibemq.cli import main
+from vibemq.cli.commands import main
 from vibemq.errors import SetupError
 from vibemq.protocols.streams.spec import Key
 from vibemq.spark import local_session

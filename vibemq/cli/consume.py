@@ -47,18 +47,17 @@ def consume(
     """
     with broker.connect() as client:
         wanted = prefetch or (min(count, PREFETCH_MAX) if count else None)
-        with contextlib.suppress(KeyboardInterrupt):  # how one ends --follow
-            stored, idle_s = as_json and client.gives_stored, None if follow else IDLE_S
-            with client.consume(
-                queue, prefetch=wanted, create=create, stored=stored, timeout_s=idle_s,
-                subscriber=subscriber, subscriber_ttl_s=subscriber_ttl,
-            ) as consumer:  # fmt: skip
-                watch_reader(consumer.stop)
-                given = consumer if follow else _until_empty(client, queue, consumer, no_ack)
-                for message in itertools.islice(given, count):
-                    click.echo(_line(message, as_json, stored))  # before the broker is told to forget it
-                    if not no_ack:
-                        message.ack()
+        stored, idle_s = as_json and client.gives_stored, None if follow else IDLE_S
+        with client.consume(
+            queue, prefetch=wanted, create=create, stored=stored, timeout_s=idle_s,
+            subscriber=subscriber, subscriber_ttl_s=subscriber_ttl,
+        ) as consumer:  # fmt: skip
+            watch_reader(consumer.stop)
+            given = consumer if follow else _until_empty(client, queue, consumer, no_ack)
+            for message in itertools.islice(given, count):
+                click.echo(_line(message, as_json, stored))  # before the broker is told to forget it
+                if not no_ack:
+                    message.ack()
 
 
 def _until_empty(client: "Client", queue: str, consumer: "Consumer", no_ack: bool) -> "Iterator[Message]":

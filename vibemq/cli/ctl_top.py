@@ -50,21 +50,18 @@ def _watch(order: Order, interval_s: float) -> None:
 
     console = Console()
     before = _asked(order, ROWS_OF_A_SNAPSHOT)
-    try:
-        with Live(view(before, before), console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                time.sleep(interval_s)
-                rows = max(1, console.height - LINES_OF_THE_HEAD - len(before["processes"]))
-                try:
-                    now = _asked(order, min(rows, ROWS_MAX))
-                except (Refused, VibeMQError) as problem:  # it is being restarted, perhaps
-                    live.update(f"{problem}; asking again", refresh=True)
-                    time.sleep(AGAIN_S)
-                    continue
-                live.update(view(before, now), refresh=True)
-                before = now
-    except KeyboardInterrupt:
-        return
+    with Live(view(before, before), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval_s)
+            rows = max(1, console.height - LINES_OF_THE_HEAD - len(before["processes"]))
+            try:
+                now = _asked(order, min(rows, ROWS_MAX))
+            except (Refused, VibeMQError) as problem:  # it is being restarted, perhaps
+                live.update(f"{problem}; asking again", refresh=True)
+                time.sleep(AGAIN_S)
+                continue
+            live.update(view(before, now), refresh=True)
+            before = now
 
 
 def view(before: dict[str, Any], now: dict[str, Any]) -> RenderableType:

@@ -14,8 +14,9 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from vibemq.cli import EXIT_INTERRUPTED
 from vibemq.cli.connection import Broker, queues_options
-from vibemq.cli.terminal import EXIT_INTERRUPTED, messages_text, progress_bar
+from vibemq.cli.terminal import messages_text, progress_bar
 from vibemq.errors import UserError
 
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vibemq.cli import EXIT_INTERRUPTED, EXIT_TERMINATED
 from vibemq.cli.connection import StreamsBroker, streams_options
 from vibemq.cli.following import follow
-from vibemq.cli.terminal import EXIT_INTERRUPTED, EXIT_TERMINATED, named_values, print_table
+from vibemq.cli.terminal import named_values, print_table
 from vibemq.errors import SetupError, UserError, VibeMQError
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 """``vibemq streams publish`` and ``tail``: messages into a stream and out of it, from a shell."""
 
 import base64
-import contextlib
 import json
 import re
 import signal
@@ -14,8 +13,9 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import click
 
+from vibemq.cli import EXIT_INTERRUPTED
 from vibemq.cli.connection import StreamsBroker, streams_options
-from vibemq.cli.terminal import EXIT_INTERRUPTED, messages_text, nobody_reads
+from vibemq.cli.terminal import messages_text, nobody_reads
 from vibemq.errors import TimeoutExceeded, VibeMQError
 from vibemq.protocols.streams.spec import OffsetType
 
@@ -196,8 +196,7 @@ def streams_tail(
     chunks, so --from a time may begin with some messages that are older.
     """
     follow = follow or start.type == OffsetType.NEXT
-    # Ctrl-C is how one ends --follow.
-    with broker.connect() as client, contextlib.suppress(KeyboardInterrupt):
+    with broker.connect() as client:
         left = count
         for chunk in _chunks(client, name, start, follow):
             for offset, message in chunk.messages():

@@ -19,8 +19,6 @@ from vibemq.errors import UserError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143  # as a shell says it of a command that SIGINT or SIGTERM ended
-
 
 class Seconds(click.FloatRange):
     name = "number of seconds"  # as click names it in its errors

@@ -32,16 +32,6 @@ OUR_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 log = logging.getLogger("vibemq.server")
 
 
-def begin_as_init() -> None:
-    """Where the broker is process 1, as in a container, the kernel drops signals that nobody waits for.
-
-    So until the supervisor's loop waits for them they do what they do to any other process.
-    """
-    if os.getpid() == 1:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda told, _: os._exit(128 + told))
-
-
 def reap_strangers(ours: Container[int]) -> None:
     """Where the broker is process 1, orphans are given to it: those that have ended must not stay as zombies."""
     while os.getpid() == 1:

@@ -39,7 +39,7 @@ from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.memory import MemoryWatch, be_killed_first, may_set_oom_score
 from vibemq.server.notify import ServiceManager
 from vibemq.server.opening import open_bucket
-from vibemq.server.processes import OUR_SIGNALS, Process, begin_as_init, reap_strangers
+from vibemq.server.processes import OUR_SIGNALS, Process, reap_strangers
 from vibemq.server.recovery import BEFORE_SERVING_S, END_SIGNAL, Recovery, sync_at_stop
 from vibemq.server.rolling import RollingRestart
 from vibemq.storage.metadata import Metadata
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 #: Descriptors that a worker needs besides its connections: logs, indexes, control blocks.
 FILES_RESERVED = 4096
 CERTIFICATES_SAID_EACH_S = 86400.0  # that they end soon: a line a day is seen and does not bury others
+STDOUT = 1
 ADMIN = "admin"
 ADMIN_BACKLOG = 128
 #: How long workers may let clients go when what these wait for cannot be confirmed any more.
@@ -72,7 +73,6 @@ def serve(config: Config, *, run: Run | None = None, reload: Callable[[], Config
     ``run`` is what each worker does (the product's own unless a test says otherwise, and then there is no admin
     process); ``reload`` reads the configuration again, for SIGHUP.  Raises VibeMQError when it cannot start.
     """
-    begin_as_init()
     logs.set_process("supervisor")
     logs.setup(config.server.log_level, config.log.format)
     os.umask(0o077)  # logs and metadata are nobody else's business
@@ -499,7 +499,8 @@ class Supervisor:
             told = f"{streams.advertised_host or 'the host they reached'}:{streams.advertised_port or 'the port above'}"
             log.info("stream clients are told to connect to %s", told)
         try:
-            print(f"vibemq ready pid={os.getpid()} workers={len(self.workers)} {doors}", flush=True)
+            # Not by print(): bytes that nobody took would be tried again at the end, and change the exit code.
+            os.write(STDOUT, f"vibemq ready pid={os.getpid()} workers={len(self.workers)} {doors}\n".encode())
         except OSError as problem:  # whoever started us does not listen any more; the broker serves all the same
             log.warning("the ready line could not be written to standard output: %s", problem.strerror)
 

@@ -7,9 +7,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from vibemq import cli
 from vibemq.access.tokens import TOKEN_CHARACTERS_MAX, Tokens
 from vibemq.access.users import Authenticator, add_user, change_password
+from vibemq.cli.commands import main
 from vibemq.errors import UserNotFound
 from vibemq.storage.metadata import Metadata
 
@@ -104,18 +104,18 @@ def test_nobody_gets_a_token_for_a_user_that_is_not_there(tokens):
 
 
 def test_the_command_prints_a_token_that_is_its_user(metadata, tmp_path):
-    ran = CliRunner().invoke(cli.main, ["users", "token", "ada", "--for", "60", "--data-dir", str(tmp_path)])
+    ran = CliRunner().invoke(main, ["users", "token", "ada", "--for", "60", "--data-dir", str(tmp_path)])
     assert ran.exit_code == 0, ran.output
     assert Tokens(metadata, None).user_of(ran.stdout.strip(), loopback=True) == "ada"
 
 
 def test_the_command_prints_json_for_programs(metadata, tmp_path):
-    ran = CliRunner().invoke(cli.main, ["users", "token", "ada", "--json", "--data-dir", str(tmp_path)])
+    ran = CliRunner().invoke(main, ["users", "token", "ada", "--json", "--data-dir", str(tmp_path)])
     printed = json.loads(ran.stdout)
     assert printed["expiresIn"] == 3600
     assert Tokens(metadata, None).user_of(printed["accessToken"], loopback=True) == "ada"
 
 
 def test_the_command_says_that_there_is_no_such_user(metadata, tmp_path):
-    ran = CliRunner().invoke(cli.main, ["users", "token", "bob", "--data-dir", str(tmp_path)])
+    ran = CliRunner().invoke(main, ["users", "token", "bob", "--data-dir", str(tmp_path)])
     assert ran.exit_code == 1 and "there is no user 'bob'" in ran.stderr
