@@ -73,7 +73,8 @@ kills: $(VENV)/.test $(VENV)/.built
 	VIBEMQ_KILL_ROUNDS=$(SOAK_ROUNDS) $(BIN)/python -m pytest -q tests/broker/test_kill.py tests/broker/test_queue_kill.py
 
 damage: $(VENV)/.test $(VENV)/.built
-	VIBEMQ_DAMAGE=all $(BIN)/python -m pytest -q tests/server/test_damage_table.py tests/remote/test_damage.py
+	VIBEMQ_DAMAGE=all $(MAKE) -C csrc test CC=$(CC) TESTS=ledger_damage TEST_SECONDS_MAX=3600
+	VIBEMQ_DAMAGE=all $(BIN)/python -m pytest -q -n auto tests/server/test_damage_table.py tests/remote/test_damage.py
 
 spark-soak: $(VENV)/.test $(VENV)/.built
 	VIBEMQ_SOAK_ROUNDS=$(SOAK_ROUNDS) $(BIN)/python -m pytest -q -s tests/spark/test_spark_killed.py
