@@ -315,8 +315,23 @@ class Config(Struct, frozen=True, kw_only=True):
 
     @property
     def data_path(self) -> str:
-        """The data directory, absolute."""
-        return os.path.abspath(os.path.expanduser(self.server.data_dir))
+        """The data directory, absolute.  Raises ConfigError."""
+        given = os.path.expanduser(self.server.data_dir)
+        if given.startswith("~"):  # it would be a folder of that name in the current one
+            raise ConfigError(
+                f"server.data_dir is {given}, and no home directory is known: HOME is not set, and uid {os.getuid()} "
+                "has no account",
+                hint="name the directory, for instance --data-dir /var/lib/vibemq or VIBEMQ_SERVER_DATA_DIR",
+            )
+        path = os.path.abspath(given)
+        try:
+            path.encode()
+        except UnicodeEncodeError:  # paths are in the database, in JSON and in addresses of files
+            shown = path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+            raise ConfigError(
+                f"server.data_dir: the path {shown} is not UTF-8", hint="rename it, or choose another with --data-dir"
+            ) from None
+        return path
 
     @property
     def local_limits(self) -> tuple[int, int]:

@@ -40,6 +40,10 @@ class Group(click.Group):
             return super().invoke(ctx)
         except VibeMQError as error:
             raise _Shown(error) from error
+        except UnicodeError as problem:
+            if (text := _not_utf8(problem)) is None:
+                raise
+            raise _Shown(UserError(f"{text!r} is not UTF-8 and cannot be used here")) from None
         except KeyboardInterrupt:
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
         except click.Abort as ended:
@@ -47,6 +51,14 @@ class Group(click.Group):
                 raise
             click.echo(err=True)  # the cursor is behind the question
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
+
+
+def _not_utf8(problem: UnicodeError) -> str | None:
+    """The argument, variable or line that has bytes which are no UTF-8: Python keeps each as a lone surrogate."""
+    found = problem.object if isinstance(problem, UnicodeEncodeError | UnicodeTranslateError) else ""
+    if not any("\udc80" <= character <= "\udcff" for character in found):
+        return None
+    return found.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class _Main(Group):

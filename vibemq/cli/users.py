@@ -4,8 +4,8 @@
 Only ``add`` makes a data directory.
 """
 
-import getpass
 import json
+import os
 from datetime import UTC, datetime
 
 import click
@@ -16,6 +16,7 @@ from vibemq.access.users import add_user, change_password, check_name
 from vibemq.cli.data import DataDir, json_data_options
 from vibemq.cli.terminal import ask_password, print_rows, print_table
 from vibemq.errors import UserError, VibeMQError
+from vibemq.storage.ownership import account_name
 from vibemq.storage.users import no_user
 
 TELL_TIMEOUT_S = 5.0  # for a line in the broker's log: the change itself is done by then
@@ -206,7 +207,7 @@ def _say(data: DataDir, as_json: bool, told: str, **done: object) -> None:
 
 def _tell_broker(data: DataDir, told: str) -> None:
     """For its log, where it runs: it would notice the change without knowing what was changed, and by whom."""
-    body = {"change": told, "by": f"vibemq users of {getpass.getuser()}"}
+    body = {"change": told, "by": f"vibemq users of {account_name(os.getuid())}"}
     data.timeout_s = TELL_TIMEOUT_S
     try:
         if not data.tell("POST", "/changes", body):

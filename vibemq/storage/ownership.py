@@ -23,10 +23,10 @@ def refusal(path: str, *, directory: bool = False) -> Refusal | None:
             return read_only(path)
         if os.access(path, wanted, effective_ids=True):
             return None
-        owner = _name(os.stat(path).st_uid)
+        owner = account_name(os.stat(path).st_uid)
     except OSError:  # nothing is there, or not even that may be seen
         return None
-    us = _name(os.geteuid())
+    us = account_name(os.geteuid())
     if owner == us:
         return Refusal(
             f"{path} belongs to {owner}, whose rights to it were taken away", f"`chmod u+rw {path}` mends it"
@@ -55,7 +55,7 @@ def of_error(problem: OSError, path: str, *, directory: bool = False) -> Refusal
     return refusal(path, directory=directory) if problem.errno in (errno.EACCES, errno.EPERM) else None
 
 
-def _name(uid: int) -> str:
+def account_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
