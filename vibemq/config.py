@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
+from vibemq.addresses import parse_host
 from vibemq.control_groups import processors_limit
 from vibemq.errors import ConfigError
 
@@ -402,12 +403,18 @@ def load(
 
 def _checked(section: str, option: str, value: object, origin: str) -> object:
     try:
-        return msgspec.convert(value, OPTIONS[section][option], strict=True)
+        checked = msgspec.convert(value, OPTIONS[section][option], strict=True)
     except msgspec.ValidationError:
         raise ConfigError(
             f"{origin}: {section}.{option} must be {_needed(OPTIONS[section][option])}, but is {_shown(value)}",
             hint="`vibemq config` prints every option with its limits and reasons",
         ) from None
+    if not option.endswith("host"):
+        return checked
+    try:
+        return parse_host(str(checked))
+    except ConfigError as problem:
+        raise ConfigError(f"{origin}: {section}.{option}: {problem}", hint=problem.hint) from None
 
 
 def _needed(kind: Any) -> str:

@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from vibemq.addresses import host_port
 from vibemq.bench.load import Load, Result
 from vibemq.bench.queues import QueueLoad
 from vibemq.bench.run import run
@@ -92,7 +93,9 @@ def one_run(
 
 def show(result: Result) -> None:
     load = result.load
-    table = Table(title=f"{load.mode}, {load.host}:{load.port}: {load.modes[load.mode]}", title_justify="left")
+    table = Table(
+        title=f"{load.mode}, {host_port(load.host, load.port)}: {load.modes[load.mode]}", title_justify="left"
+    )
     table.add_column("figure")
     table.add_column("value", justify="right")
     for name, value in result.figures().items():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from vibemq import openssl
+from vibemq.addresses import host_port, parse_host
 from vibemq.bench._flow import Consumer, Flow, Histogram, Publisher, Tally, Tunnel
 from vibemq.errors import UserError, VibeMQError
 
@@ -201,6 +202,7 @@ class Wire:
 
     def __init__(self, host: str, port: int, timeout_s: float, tls_ca: str = "") -> None:
         context = TunnelContext(tls_ca) if tls_ca else None
+        host = parse_host(host)
         try:
             plain = socket.create_connection((host, port), timeout=timeout_s)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -211,7 +213,7 @@ class Wire:
                 patience = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
         except OSError as error:
-            raise VibeMQError(f"{host}:{port}: needed a server, had {error}") from error
+            raise VibeMQError(f"{host_port(host, port)}: needed a server, had {error}") from error
         self.held = bytearray()
 
     def send(self, data: bytes) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from vibemq.addresses import host_port, parse_host
 from vibemq.cli.terminal import ask_password
 from vibemq.errors import UserError
 
@@ -115,13 +116,13 @@ class Management:
             raise UserError("--url: needed https://USER[:PASSWORD]@HOST[:PORT]", hint=_EXAMPLE)
         if found.path.strip("/") or found.query or found.fragment:
             raise UserError("--url: needed nothing behind the host and its port", hint=_EXAMPLE)
-        return host, port
+        return parse_host(unquote(host)), port
 
     @property
     def _peer(self) -> str:
         """For people: where the broker is, without the password."""
         host, port = self._place
-        return f"{host}:{port or (PORT if self._is_plain else PORT_TLS)}"
+        return host_port(host, port or (PORT if self._is_plain else PORT_TLS))
 
     @property
     def _is_plain(self) -> bool:

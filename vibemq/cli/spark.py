@@ -47,7 +47,7 @@ def _source_options(broker: StreamsBroker) -> dict[str, str]:
         raise click.UsageError("skipCertValidation: Spark checks the broker's certificate: add --ca-file")
     os.environ[PASSWORD_VARIABLE] = where.password or ""
     options = {
-        "endpoints": f"{where.host}:{where.port}",
+        "endpoints": where.peer,
         "username": where.user or "",
         "passwordEnv": PASSWORD_VARIABLE,
         "vhost": where.virtual_host,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -92,7 +93,7 @@ class Link(asyncio.Protocol):
             raise
         except OSError as error:
             raise ConnectionClosed(
-                f"{self.peer}: could not connect: {error.strerror or error}",
+                f"{self.peer}: could not connect: {_why(error)}",
                 hint=_no_way_hint(error),
             ) from error
         headers = {
@@ -255,3 +256,8 @@ class Link(asyncio.Protocol):
                 await self.closed.wait()
         except TimeoutError:
             self.transport.abort()
+
+
+def _why(problem: OSError) -> str:
+    """In the system's words: asyncio's have a tuple in them, and look-ups have numbers of their own below 0."""
+    return os.strerror(problem.errno) if (problem.errno or 0) > 0 else str(problem.strerror or problem)

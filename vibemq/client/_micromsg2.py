@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from vibemq.addresses import host_port
 from vibemq.client._transport import Deadline, Transport
 from vibemq.errors import (
     AuthenticationFailed,
@@ -62,7 +63,7 @@ class Conversation:
     """Reading never writes, but for the last words to a peer that broke the protocol."""
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float) -> None:
-        self.peer = f"{host}:{port}"
+        self.peer = host_port(host, port)
         self.timeout_s = timeout_s
         self.refused: list[Refused] = []
         self._unacknowledged: deque[int] = deque()  # sent; consecutive numbers

@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from vibemq.addresses import host_port, parse_host
 from vibemq.errors import ConnectionClosed, TimeoutExceeded
 
 WAIT_S_MAX = 86_400.0  # of one call of poll, which takes no infinity; who waits longer calls again
@@ -73,7 +74,8 @@ class Transport:
         door: str,
         receive: Callable[[Callable[[Any], int]], int],
     ) -> None:
-        self.peer = f"{host}:{port}"
+        host = parse_host(host)
+        self.peer = host_port(host, port)
         self._receive = receive
         self.on_input: Callable[[], None] = lambda: None
         self._lock = threading.RLock()

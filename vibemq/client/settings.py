@@ -21,6 +21,7 @@ from difflib import get_close_matches
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from vibemq.addresses import host_port, parse_host, split_host_port
 from vibemq.errors import ConfigError
 from vibemq.protocols.native.spec import (
     COMMAND_TIMEOUT_S,
@@ -77,6 +78,7 @@ class Settings:
     text_layout: bool = False  # for a broker that was built from the protocol's text alone
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "host", parse_host(self.host))
         if (self.user is None) != (self.password is None):
             raise ConfigError(
                 f"connection to {self.host}: needed a user name and a password, had only one of them",
@@ -100,7 +102,7 @@ class Settings:
     @property
     def peer(self) -> str:
         """For people: where the broker is, without the password."""
-        return f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
     def tls_context(self, ca: str = "tls_ca", cert: str = "tls_cert", key: str = "tls_key") -> ssl.SSLContext | None:
         """Of a new connection, so that files which were renewed are read anew.  Raises ConfigError.
@@ -227,11 +229,7 @@ def _url(text: str) -> tuple[dict[str, Any], dict[str, str]]:
         user, colon, password = login.partition(":")
         given["user"] = unquote(user) or None
         given["password"] = unquote(password) if colon else None
-    if address.startswith("["):  # an IPv6 address
-        host, _, port = address[1:].partition("]")
-        port = port.removeprefix(":")
-    else:
-        host, _, port = address.partition(":")
+    host, port = split_host_port(address)
     if not host:
         raise ConfigError("connection string: there is no host in it", hint="For instance vibemq://localhost:2925.")
     given["host"] = unquote(host)

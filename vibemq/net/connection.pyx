@@ -19,6 +19,7 @@ from libc.string cimport memcpy, memmove
 from vibemq.grow cimport grow
 from vibemq.net.sockets cimport socket_end_output, socket_receive, socket_send
 
+from vibemq.addresses import host_port
 from vibemq.errors import ConnectionClosed, LimitExceeded
 
 cdef enum:
@@ -112,7 +113,7 @@ cdef class Connection:
         self.is_trusted = True
         self.peer_host, self.peer_port = _as_dialled(peer_address[0]), peer_address[1]
         self.local_host, self.local_port = _as_dialled(local_address[0]), local_address[1]
-        self.peer = f"{_show(self.peer_host, self.peer_port)} -> {_show(self.local_host, self.local_port)}"
+        self.peer = f"{host_port(self.peer_host, self.peer_port)} -> {host_port(self.local_host, self.local_port)}"
         self.is_loopback = self.peer_host.startswith("127.") or self.peer_host == "::1"
         if certificates is not None:
             self.tls = Tls(certificates, self.peer)
@@ -561,7 +562,3 @@ cdef class Connection:
 def _as_dialled(host: str) -> str:
     """An IPv4 address that a socket of both families shows as ::ffff:a.b.c.d, as people and clients write it."""
     return host[7:] if host.startswith("::ffff:") and "." in host else host
-
-
-def _show(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

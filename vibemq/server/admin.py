@@ -68,7 +68,7 @@ async def _serve(context: Context) -> None:
     server = Server(api, Authenticator(metadata, context.config.guest.allow_loopback, tokens))
     certificates, doors = context.certificates, context.listeners
     await server.listen(doors.get("admin"), doors["ctl"], doors.get(f"admin{listeners.TLS}"), certificates)
-    address = context.addresses.get("admin")
+    address = context.addresses.get("admin", "").replace("%", "%25")  # before the scope of an IPv6 address, in a URL
     log.info("the management API is ready%s", f", and its page is at http://{address}/" if address else "")
     while not stop.is_set() and os.getppid() == context.supervisor_pid:
         say_due()

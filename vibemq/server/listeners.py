@@ -14,8 +14,9 @@ import os
 import socket
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from vibemq.addresses import host_port
 from vibemq.errors import ConfigError
 from vibemq.server.datadir import CTL_SOCKET, OWN_FILES
 
@@ -29,16 +30,23 @@ BACKLOG = 4096  # the kernel caps it at net.core.somaxconn; a burst of reconnect
 
 
 def resolve(host: str) -> tuple[socket.AddressFamily, str]:
-    """The one address that a host name stands for, IPv4 first.  Raises ConfigError."""
+    """The one address that a host name stands for, IPv4 first, with the scope where it has one.  Raises ConfigError."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as problem:
+    except OSError as problem:
         raise ConfigError(
-            f"cannot listen on host {host!r}: {problem}",
-            hint="give an address of this machine: 127.0.0.1, 0.0.0.0 (every IPv4 address) or :: (every address)",
+            f"cannot listen on host {host!r}: {problem.strerror}",
+            hint="give an address of this machine: 127.0.0.1, 0.0.0.0 (every IPv4 address), :: (every address), or "
+            "fe80::1%eth0 (an address of one network interface)",
         ) from None
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    return family, str(address[0])
+    return family, _with_scope(address)
+
+
+def _with_scope(address: tuple[Any, ...]) -> str:
+    """The text of a socket's address without the port."""
+    scope = address[3] if len(address) == 4 else 0
+    return f"{address[0]}%{socket.if_indextoname(scope)}" if scope else str(address[0])
 
 
 def is_loopback(address: str) -> bool:
@@ -47,8 +55,8 @@ def is_loopback(address: str) -> bool:
 
 def shown(listener: socket.socket) -> str:
     """HOST:PORT as people and clients write it."""
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = listener.getsockname()
+    return host_port(_with_scope(address), address[1])
 
 
 def option(door: str) -> str:
@@ -86,7 +94,7 @@ def bind(places: Mapping[str, Place]) -> dict[str, list[socket.socket]]:
     why, options = [], defaultdict(list)
     for door, problem in refused.items():
         host, port, _ = places[door]
-        why.append(f"the {door} door cannot listen on {host}:{port}: {problem.strerror}")
+        why.append(f"the {door} door cannot listen on {host_port(host, port)}: {problem.strerror}")
         options[problem.errno or 0].append(option(door))
     hints = [HINTS.get(code, "").format(", ".join(each)) for code, each in options.items()]
     raise ConfigError("; ".join(why), hint="; ".join(filter(None, hints)))
@@ -97,17 +105,21 @@ def _bound(host: str, port: int, count: int) -> list[socket.socket]:
     family, address = resolve(host)
     with contextlib.ExitStack() as undone:
         # The kernel never picks a port for 0 that anybody else uses, with or without SO_REUSEPORT.
-        with _new(family, reuse_port=port == 0, address=(address, port)) as first:
+        with _new(family, reuse_port=port == 0, address=_of_socket(address, port)) as first:
             if port:
                 first.close()
             # It would pick another one when a socket that was bound to 0 is shut down and listens again, after
             # maintenance: so that one goes, and all that stay are bound to the number.
             number = port or first.getsockname()[1]
-            bound = [
-                undone.enter_context(_new(family, reuse_port=True, address=(address, number))) for _ in range(count)
-            ]
+            there = _of_socket(address, number)
+            bound = [undone.enter_context(_new(family, reuse_port=True, address=there)) for _ in range(count)]
         undone.pop_all()
     return bound
+
+
+def _of_socket(address: str, port: int) -> tuple[Any, ...]:
+    """As `bind` takes it: the scope of an IPv6 address is a number of its own there."""
+    return socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0][4]
 
 
 def bind_ctl(data_dir: str) -> socket.socket:
@@ -125,7 +137,7 @@ def bind_ctl(data_dir: str) -> socket.socket:
     return made
 
 
-def _new(family: socket.AddressFamily, *, reuse_port: bool, address: tuple[str, int]) -> socket.socket:
+def _new(family: socket.AddressFamily, *, reuse_port: bool, address: tuple[Any, ...]) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         # Connections of an earlier run that are still in TIME_WAIT must not keep us from starting.

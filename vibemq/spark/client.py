@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
+from vibemq.addresses import host_port
 from vibemq.client.plans import NOT_SAID, WantedRange
 from vibemq.client.streams import StreamsConnection
 from vibemq.errors import ConnectionClosed, RequestFailed, StreamNotFound, TimeoutExceeded, VibeMQError
@@ -293,7 +294,7 @@ class Patience:
 
     def __init__(self, options: Options) -> None:
         self.limit_seconds = options.broker_down_timeout_ms / 1000
-        brokers = ",".join(f"{host}:{port}" for host, port in options.endpoints)
+        brokers = ",".join(host_port(host, port) for host, port in options.endpoints)
         self.where = f"the broker at {brokers}" if brokers else f"the bucket {options.remote}"
         self.away_since: float | None = None
         self.warned_at = -WARN_EVERY_SECONDS

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from vibemq.addresses import split_host_port
 from vibemq.errors import ConfigError
 from vibemq.spark import logins, places, remote
 from vibemq.spark.logins import LOGINS, PASSWORD
@@ -281,10 +282,8 @@ def _endpoints(options: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
         )
     found = []
     for each in text.split(","):
-        host, colon, port = each.strip().rpartition(":")
-        if not colon:
-            host, port = each.strip(), str(STREAMS_PORT_TLS if tls else STREAMS_PORT)
-        host = host.removeprefix("[").removesuffix("]")
+        host, port = split_host_port(each.strip())
+        port = port or str(STREAMS_PORT_TLS if tls else STREAMS_PORT)
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ConfigError(f"option endpoints: {each.strip()!r} is not host:port")
         found.append((host, int(port)))
