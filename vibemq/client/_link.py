@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import math
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -259,5 +260,7 @@ class Link(asyncio.Protocol):
 
 
 def _why(problem: OSError) -> str:
-    """In the system's words: asyncio's have a tuple in them, and look-ups have numbers of their own below 0."""
-    return os.strerror(problem.errno) if (problem.errno or 0) > 0 else str(problem.strerror or problem)
+    """In the system's words: asyncio's have a tuple in them. Look-ups and TLS have numbers and words of their own."""
+    if isinstance(problem, ssl.SSLError | socket.gaierror) or not problem.errno:
+        return str(problem.strerror or problem)
+    return os.strerror(problem.errno)
