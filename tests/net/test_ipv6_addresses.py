@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.servers import free_ports
 from running import ENVIRONMENT, broker
 
+from benchmarks.servers import free_ports
 from vibemq import config
 from vibemq.addresses import host_port, parse_host, split_host_port
 from vibemq.client import connect

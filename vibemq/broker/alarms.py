@@ -16,7 +16,9 @@ from __future__ import annotations
 import enum
 import logging
 import mmap
+import resource
 import struct
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +40,17 @@ FILL_BYTES_PER_MS = 4_000_000
 NO_ROOM = -1
 #: Likewise: there are bytes, but too few files can be made.
 NO_FILES = -2
+#: Likewise: a file has reached the size that this process may give it (RLIMIT_FSIZE).
+NO_SIZE = -3
+#: How long nothing is taken after a write has met that limit: then one write tries again.
+SIZE_HOLD_S = 60.0
 #: The broker's own copies, of dead letters, stop at this part of the floor: the rest is for those who empty the disk.
 COPIES_PART = 2
 
 # Each is written by one process only.
 _IS_DRAINED, _HAS_MEMORY_ALARM, _MEMORY_AT, _RESTARTS_WANTED_AT, _RESTARTS_DONE_AT = 0, 1, 8, 24, 32
-_MEMORY, _RESTARTS = struct.Struct("=QQ"), struct.Struct("=Q")
+_SIZE_UNTIL_AT = 40  # written by every worker: whichever was last
+_MEMORY, _RESTARTS, _SECONDS = struct.Struct("=QQ"), struct.Struct("=Q"), struct.Struct("=d")
 
 
 class Alarm(enum.StrEnum):
@@ -57,7 +64,7 @@ class Conditions:
     """What holds for the whole broker, in a page that its processes share; it must be made before they are forked."""
 
     def __init__(self) -> None:
-        self._page = mmap.mmap(-1, _RESTARTS_DONE_AT + _RESTARTS.size)
+        self._page = mmap.mmap(-1, _SIZE_UNTIL_AT + _SECONDS.size)
 
     @property
     def is_drained(self) -> bool:
@@ -91,6 +98,14 @@ class Conditions:
         return self._page[_HAS_MEMORY_ALARM] != 0
 
     @property
+    def has_file_limit(self) -> bool:
+        """Has a write met the limit of a file's size within SIZE_HOLD_S?"""
+        return bool(time.monotonic() < _SECONDS.unpack_from(self._page, _SIZE_UNTIL_AT)[0])
+
+    def note_file_limit(self) -> None:
+        _SECONDS.pack_into(self._page, _SIZE_UNTIL_AT, time.monotonic() + SIZE_HOLD_S)
+
+    @property
     def memory(self) -> tuple[int, int]:
         """Bytes that are used, and the high watermark; 0: there is none."""
         used, watermark = _MEMORY.unpack_from(self._page, _MEMORY_AT)
@@ -108,6 +123,7 @@ def in_effect(data_dir: str, free_min_bytes: int, conditions: Conditions | None)
     if free_min_bytes:
         try:
             is_full = free_bytes(data_dir) < free_min_bytes or lacks_files(data_dir)
+            is_full = is_full or (conditions is not None and conditions.has_file_limit)
         except OSError:
             is_full = True
         if is_full:
@@ -155,6 +171,11 @@ class Alarms:
                 f"fewer than {FILES_FREE_MIN} files can be made on the broker's disk (disk alarm); "
                 "publish again when files were removed"
             )
+        if Alarm.DISK in self.in_effect and self._free == NO_SIZE:
+            return (
+                "a file of the broker has reached the size that its process may write (disk alarm, ulimit -f); "
+                "publish again when the limit was raised"
+            )
         if Alarm.DISK in self.in_effect:
             return (
                 f"the broker's disk has less than {self._free_min_bytes} bytes free (disk alarm); "
@@ -169,6 +190,13 @@ class Alarms:
         if self._free_min_bytes:
             self._free = NO_ROOM
             self._found(NO_ROOM)
+
+    def met_file_limit(self) -> None:
+        """A write of a publisher's was refused with EFBIG: every worker hears of it."""
+        if self._free_min_bytes:
+            self._conditions.note_file_limit()
+            self._free = NO_SIZE
+            self._found(NO_SIZE)
 
     # ---- looking ----
 
@@ -196,6 +224,8 @@ class Alarms:
                 self.reserve.fill()
             except OSError as problem:
                 self._says.say("reserve", "the reserve in %s cannot be filled: %s", self._data_dir, problem.strerror)
+        if self._conditions.has_file_limit:
+            return NO_SIZE
         return NO_FILES if lacks_files(self._data_dir) else free_bytes(self._data_dir)
 
     def _next_look_ms(self, free: int | None) -> int:
@@ -222,6 +252,15 @@ class Alarms:
     def _say(self, now: set[Alarm], free: int | None) -> None:
         if Alarm.DISK in now - self.in_effect and free == NO_ROOM:
             self._says.say("no room", "disk alarm: a write found no room at %s: no messages are taken", self._data_dir)
+        elif Alarm.DISK in now - self.in_effect and free == NO_SIZE:
+            self._says.say(
+                "no size",
+                "disk alarm: a file at %s has reached the size of %d bytes that this process may write (RLIMIT_FSIZE): "
+                "no messages are taken for %g s",
+                self._data_dir,
+                resource.getrlimit(resource.RLIMIT_FSIZE)[0],
+                SIZE_HOLD_S,
+            )
         elif Alarm.DISK in now - self.in_effect and free == NO_FILES:
             self._says.say(
                 "no files",

@@ -19,6 +19,7 @@ import logging
 import time
 from functools import partial
 
+from libc.errno cimport EFBIG
 from libc.stdlib cimport free, malloc
 
 from vibemq.storage cimport core
@@ -224,8 +225,10 @@ cdef class Stream:
                 logger.info("stream %s: not persisted, because it was deleted meanwhile", self.name)
             else:
                 self.table.says.say((self.name, problem.code), "stream %s: not persisted: %s", self.name, problem)
-                if e == ERR_DISK_FULL and self.table.alarms is not None:
+                if self.table.alarms is not None and e == ERR_DISK_FULL:
                     self.table.alarms.met_full_disk()
+                elif self.table.alarms is not None and f.sys_errno == EFBIG:
+                    self.table.alarms.met_file_limit()
             self._tell(waiting, False, 0, 0)
             return 0
         self.has_appended = True

@@ -36,6 +36,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s was missing and is created again; a bucket with the old identity refuses it",
     ),
     "data_directory_in_use": ("%s is in use by pid %s or its workers; waiting up to %g s for them to end",),
+    "file_size_limit_low": (
+        "a file may have at most %d bytes here, and segments have up to %d: at that size messages are "
+        "refused; raise the limit (`ulimit -Hf`, LimitFSIZE=) or lower the sizes of segments",
+    ),
     "file_limit_low": (
         "only %d files may be open in each process: not enough for %d connections and their streams; "
         "raise the limit (`ulimit -Hn`, LimitNOFILE=) or lower server.connections_max",
@@ -96,6 +100,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
     # ---- disk and memory ----
     "disk_alarm": (
         "disk alarm: a write found no room at %s: no messages are taken",
+        "disk alarm: a file at %s has reached the size of %d bytes that this process may write (RLIMIT_FSIZE): "
+        "no messages are taken for %g s",
         "disk alarm: fewer than %d files can be made at %s, whose inodes are used up: no messages are taken",
         "disk alarm: %d bytes are free at %s, %d are needed: no messages are taken (store.disk_free_min_bytes)",
     ),

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
+from vibemq.errors import SetupError
 from vibemq.server import logs
 
 QUICK_DEATH_S = 1.0  # who ends by itself sooner than this after its start counts as broken
@@ -30,6 +31,26 @@ ORPHAN_LOOK_S = 0.5
 OUR_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logging.getLogger("vibemq.server")
+
+
+def require_calls() -> None:
+    """Raises SetupError where the kernel, or a filter of its calls, has not what the broker is made of."""
+    name = ""
+    try:
+        name = "memfd_create"
+        os.close(os.memfd_create("vibemq-tried", os.MFD_CLOEXEC))
+        name = "pidfd_open"
+        fd = os.pidfd_open(os.getpid())
+        try:
+            name = "pidfd_send_signal"
+            signal.pidfd_send_signal(fd, 0)
+        finally:
+            os.close(fd)
+    except OSError as problem:
+        raise SetupError(
+            f"the broker needs the system call {name}, and it is refused here: {problem.strerror}",
+            hint="it is in Linux since 5.3; allow it in the seccomp profile of the container or service",
+        ) from None
 
 
 def reap_strangers(ours: Container[int]) -> None:

@@ -39,7 +39,7 @@ from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.memory import MemoryWatch, be_killed_first, may_set_oom_score
 from vibemq.server.notify import ServiceManager
 from vibemq.server.opening import open_bucket
-from vibemq.server.processes import OUR_SIGNALS, Process, reap_strangers
+from vibemq.server.processes import OUR_SIGNALS, Process, reap_strangers, require_calls
 from vibemq.server.recovery import BEFORE_SERVING_S, END_SIGNAL, Recovery, sync_at_stop
 from vibemq.server.rolling import RollingRestart
 from vibemq.storage.metadata import Metadata
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 #: Descriptors that a worker needs besides its connections: logs, indexes, control blocks.
 FILES_RESERVED = 4096
+#: Of the largest file besides segments, the mail of 64 workers, and the reserve.
+FILE_BYTES_MIN = 192 << 20
 CERTIFICATES_SAID_EACH_S = 86400.0  # that they end soon: a line a day is seen and does not bury others
 STDOUT = 1
 ADMIN = "admin"
@@ -144,6 +146,8 @@ class Supervisor:
 
             check_options(self.config.oauth)
         datadir.require_proc()
+        require_calls()
+        self._raise_file_size()
         datadir.prepare(self.data_dir)
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
         datadir.identify(self.data_dir, has_bucket=bool(self.config.remote.url))
@@ -313,6 +317,25 @@ class Supervisor:
             metadata, store.retention_interval_s, store.segment_size_bytes, store.chunk_messages_max,
             self.config.local_limits,
         )  # fmt: skip
+
+    def _raise_file_size(self) -> None:
+        """Raises ConfigError where not even the shared memory fits."""
+        segment = max(self.config.store.segment_size_bytes, self.config.queues.segment_size_bytes)
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        if most == resource.RLIM_INFINITY or most >= segment:
+            return
+        if most < FILE_BYTES_MIN:
+            raise ConfigError(
+                f"a file may have at most {most} bytes here (RLIMIT_FSIZE), and the broker needs {FILE_BYTES_MIN}",
+                hint="raise the limit: `ulimit -Hf`, LimitFSIZE= of systemd, or --ulimit fsize= of Docker",
+            )
+        log.warning(
+            "a file may have at most %d bytes here, and segments have up to %d: at that size messages are "
+            "refused; raise the limit (`ulimit -Hf`, LimitFSIZE=) or lower the sizes of segments",
+            most,
+            segment,
+        )
 
     def _raise_file_limit(self) -> None:
         needed = self.config.server.connections_max + FILES_RESERVED
