@@ -12,9 +12,16 @@ from collections.abc import Callable
 
 import vibemq.storage.cold as cold
 from vibemq.errors import StorageError
-from vibemq.remote.objects import CHUNKS_HEAD_BYTES, chunks_head, ledger_section, offsets_section, segment_section
+from vibemq.remote.objects import (
+    CHUNKS_HEAD_BYTES,
+    chunks_head,
+    ledger_section,
+    members_section,
+    offsets_section,
+    segment_section,
+)
 from vibemq.remote.write_ahead import Object
-from vibemq.storage import ledger
+from vibemq.storage import ledger, members
 from vibemq.storage.offsets import StoredOffsets
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.tail import Tail, local_segments
@@ -45,6 +52,7 @@ class Followed:
         self._offsets_seen: tuple[int, int] | None = None
         self._ledger_seen: int | None = None
         self._ledger_due_s = 0.0
+        self._members_seen, self._members_due_s = 0, 0.0
         # The objects that have them: the newest of those that are created.
         self._offsets_in: int | None = None
         self._ledger_in: int | None = None
@@ -240,15 +248,19 @@ class Followed:
     def _put_ledger(self, made: Object) -> None:
         began_s = time.monotonic()
         try:
-            count = ledger.settled_count(self.directory)
-            if count == self._ledger_seen:
+            if not self._has_ledger_news():
                 return
+            count = ledger.settled_count(self.directory)
             base, ranges = ledger.settled(self.directory)
+            # Behind the ledger: whoever is owed a copy of what is settled there is in it.
+            self._members_seen, packed = members.packed(self.directory)
         except StorageError as problem:
             if problem.code == "ERR_NOT_FOUND":  # it is becoming a queue
                 return
             raise
         made.put(ledger_section(self.incarnation, base, ranges))
+        if packed:
+            made.put(members_section(self.incarnation, packed))
         self._ledger_seen = count
         made.marks.append(lambda: setattr(self, "_ledger_in", made.number))
         now_s = time.monotonic()
@@ -263,6 +275,18 @@ class Followed:
         if self.record.queue is None or time.monotonic() < self._ledger_due_s:
             return False
         try:
-            return ledger.settled_count(self.directory) != self._ledger_seen
+            return self._has_ledger_news()
         except StorageError:
             return False
+
+    def _has_ledger_news(self) -> bool:
+        """Are other messages settled, or has a fan-out other members, than in the last object?  Raises StorageError."""
+        if ledger.settled_count(self.directory) != self._ledger_seen:
+            return True
+        began_s = time.monotonic()
+        if began_s < self._members_due_s:
+            return False
+        number, _ = members.packed(self.directory)
+        now_s = time.monotonic()
+        self._members_due_s = now_s + (now_s - began_s) / LEDGER_SHARE
+        return number != self._members_seen

@@ -194,6 +194,7 @@ class Section(IntEnum):
     OFFSETS = 3
     LEDGER = 4
     SEAL = 5
+    MEMBERS = 6
 
 
 _SECTION = struct.Struct(">IQ")
@@ -235,11 +236,18 @@ class LedgerState(NamedTuple):
     ranges: tuple[tuple[int, int], ...]
 
 
+class Members(NamedTuple):
+    """The members of a fan-out queue, as `vibemq.storage.members.packed` has them."""
+
+    incarnation: str
+    packed: bytes
+
+
 class Seal(NamedTuple):
     by: dict[str, Any]
 
 
-Sections = SegmentBegins | Chunks | Offsets | LedgerState | Seal
+Sections = SegmentBegins | Chunks | Offsets | LedgerState | Members | Seal
 
 
 def _section(kind: Section, *parts: Buffer) -> bytes:
@@ -267,6 +275,10 @@ def ledger_section(incarnation: str, base: int, ranges: Sequence[tuple[int, int]
     return _section(
         Section.LEDGER, _LEDGER.pack(bytes.fromhex(incarnation), base), *(_RANGE.pack(*pair) for pair in ranges)
     )
+
+
+def members_section(incarnation: str, packed: bytes) -> bytes:
+    return _section(Section.MEMBERS, bytes.fromhex(incarnation), packed)
 
 
 def seal_section(**by: object) -> bytes:
@@ -303,6 +315,8 @@ def _read_section(kind: Section, rest: memoryview, at: int) -> Sections:
     if kind == Section.LEDGER:
         raw, base = _LEDGER.unpack_from(rest)
         return LedgerState(raw.hex(), base, tuple(_RANGE.iter_unpack(rest[_LEDGER.size :])))  # type: ignore[arg-type]
+    if kind == Section.MEMBERS:
+        return Members(bytes(rest[:8]).hex(), bytes(rest[8:]))
     incarnation, stored, at = bytes(rest[:8]).hex(), {}, 8
     while at < len(rest):
         size = rest[at]

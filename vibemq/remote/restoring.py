@@ -20,9 +20,20 @@ import vibemq.storage.cold as cold
 from vibemq.errors import RemoteError, StorageError
 from vibemq.remote.bucket import Bucket, Missing
 from vibemq.remote.epochs import Epochs, WriteAheadObject
-from vibemq.remote.objects import Chunks, Damaged, Kind, LedgerState, Offsets, Place, Seal, Sections, SegmentBegins
+from vibemq.remote.objects import (
+    Chunks,
+    Damaged,
+    Kind,
+    LedgerState,
+    Members,
+    Offsets,
+    Place,
+    Seal,
+    Sections,
+    SegmentBegins,
+)
 from vibemq.remote.stubs import damaged, history, late, mend, places_of_all, segment_bytes, stub_of
-from vibemq.storage import ledger
+from vibemq.storage import ledger, members
 from vibemq.storage.log import SEGMENT_HEADER_BYTES, Log, confirm_stored
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.offsets import StoredOffsets
@@ -122,7 +133,7 @@ def _has_damaged_stubs(record: StreamRecord) -> bool:
 
 async def _all_sections(
     epochs: Epochs, puts_max: int, harmed: list[str]
-) -> AsyncIterator[tuple[int, SegmentBegins | Chunks | Offsets | LedgerState]]:
+) -> AsyncIterator[tuple[int, SegmentBegins | Chunks | Offsets | LedgerState | Members]]:
     """Yield the remaining write-ahead objects in order, with their epochs; some are read ahead.
 
     ``harmed``: the damaged ones.
@@ -144,7 +155,7 @@ async def _all_sections(
                 harmed.append(f"objects are missing between {before.key} and {one.key}")
             before = one
             for section in found:
-                if isinstance(section, SegmentBegins | Chunks | Offsets | LedgerState):
+                if isinstance(section, SegmentBegins | Chunks | Offsets | LedgerState | Members):
                     yield one.epoch, section
 
 
@@ -189,6 +200,7 @@ class Restored:
         self._epochs: dict[int, tuple[int | None, int]] = {}  # of a segment's first chunk, and the highest in it
         self._offsets: dict[bytes, int] = {}
         self._ledger: LedgerState | None = None
+        self._members: Members | None = None
 
     async def take_places(self, bucket: Bucket, places: dict[Place, int], tables: asyncio.Semaphore) -> None:
         """Write stubs for the segments of the store, and the table of publishing ids behind the last one."""
@@ -216,11 +228,13 @@ class Restored:
             if len(table):
                 self._write(f"{last.next:020}.tracking", table)
 
-    def lay(self, found: SegmentBegins | Chunks | Offsets | LedgerState, epoch: int) -> None:
+    def lay(self, found: SegmentBegins | Chunks | Offsets | LedgerState | Members, epoch: int) -> None:
         if isinstance(found, Offsets):
             self._offsets = found.stored
         elif isinstance(found, LedgerState):
-            self._ledger = found
+            self._ledger, self._members = found, None  # its members come next
+        elif isinstance(found, Members):
+            self._members = found
         elif self.record.durability != "remote":
             return
         elif isinstance(found, SegmentBegins):
@@ -326,7 +340,7 @@ class Restored:
             os.close(file)
         if not os.path.isdir(self.directory):
             return ""  # recovery makes an empty log, and says so
-        for name in ("offsets", "ledger") if self.is_missing else ():
+        for name in ("offsets", "ledger", members.FILE_NAME) if self.is_missing else ():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.directory, name))  # half made
         settled = self._settled()
@@ -345,8 +359,11 @@ class Restored:
             held.close()
         if self.record.queue is not None and not os.path.exists(os.path.join(self.directory, "ledger")):
             known = self._ledger or LedgerState(self.record.incarnation, 0, ())
+            if self._members is not None:
+                members.restore(self.directory, self._members.packed)
             ledger.restore(self.directory, known.base, list(known.ranges))
-            self._log_members_lost(known)
+            if self._members is None:
+                self._log_members_lost(known)
         if self.record.durability == "remote" and not self.is_missing and (end := self._stored_end()) is not None:
             try:
                 confirm_stored(self.directory, *end)
@@ -355,14 +372,14 @@ class Restored:
         return self._hole() if self.is_missing else ""
 
     def _log_members_lost(self, known: LedgerState) -> None:
-        """Log messages that a fan-out loses: the bucket has no members, so one member's acknowledgement counts for all.
+        """Log messages that a fan-out loses: an older version's objects have no members, so one acknowledgement counts.
 
         `base` stays below every copy that a member is owed, so settled messages above it may be such copies.
         """
         if self.record.queue is not None and self.record.queue.get("mode") in FAN_OUTS and known.ranges:
             log.warning(
                 "queue %r: %d messages at offsets %d to %d that one member had acknowledged do not come again to "
-                "members that had not, because the object store does not keep the members of a fan-out",
+                "members that had not, because the bucket has no members of that fan-out",
                 self.record.name,
                 sum(end - first for first, end in known.ranges),
                 known.ranges[0][0],

@@ -464,7 +464,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "confirmed_offset_not_written": ("stream %r: its confirmed offset cannot be written: %s",),
     "remote_members_lost": (
         "queue %r: %d messages at offsets %d to %d that one member had acknowledged do not come again to members "
-        "that had not, because the object store does not keep the members of a fan-out",
+        "that had not, because the bucket has no members of that fan-out",
     ),
     "remote_restored": (
         "%s is empty: restoring broker %r of cluster %s",

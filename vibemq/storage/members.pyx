@@ -356,6 +356,54 @@ def _fewer(list ranges, int most) -> list:
     return found
 
 
+# ---- for a copy of it elsewhere ----
+
+READINGS_MAX = 3  # of a file in which the home is changing a record
+
+
+def packed(str directory) -> tuple[int, bytes]:
+    """Return a number that changes with each record's state and ranges, and all records, compressed; (0, b"") without the
+    file.
+
+    The positions alone do not change the number: an older one only makes messages come again.  Raises StorageError.
+    """
+    for _ in range(READINGS_MAX):
+        try:
+            with open(os.path.join(directory, FILE_NAME), "rb") as file:
+                content = file.read()
+        except FileNotFoundError:
+            return 0, b""
+        except OSError as problem:
+            raise StorageError("ERR_IO", f"{directory}/{FILE_NAME}: {problem.strerror}") from problem
+        records, number, is_whole = [], 0, True
+        for at in range(RECORD_BYTES, len(content) - RECORD_BYTES + 1, RECORD_BYTES):
+            state, check = struct.unpack_from("=Q56xQ", content, at)
+            if _state_of(state) != FREE:
+                record = content[at:at + RECORD_BYTES]
+                records.append(record)
+                number = zlib.crc32(struct.pack("=QQ", state, check), number)
+                is_whole = is_whole and check == _check_of(record)
+        if is_whole:
+            break
+    return number, zlib.compress(b"".join(records), 1)
+
+
+def restore(str directory, content):
+    """Make the file of `packed` records, before the broker starts.  Raises StorageError."""
+    try:
+        records = zlib.decompressobj().decompress(content, MEMBERS_MAX * RECORD_BYTES)
+    except zlib.error as problem:
+        raise StorageError("ERR_CORRUPT", f"{directory}: its members in the bucket cannot be unpacked: {problem}") from None
+    whole = _header().ljust(RECORD_BYTES, b"\0") + records[:len(records) - len(records) % RECORD_BYTES]
+    step = RECORDS_PER_STEP * RECORD_BYTES
+    try:
+        path = os.path.join(directory, FILE_NAME)
+        with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(whole.ljust(-(-len(whole) // step) * step, b"\0"))
+    except OSError as problem:
+        raise StorageError("ERR_IO", f"{directory}/{FILE_NAME}: {problem.strerror}") from problem
+
+
 def prepare(str directory, end):
     """Free the records of members that no home has admitted; only before the first worker starts.
 
