@@ -184,8 +184,8 @@ def _require_no_logs(database: str) -> None:
         if os.listdir(streams):
             raise StorageError(
                 "ERR_CORRUPT",
-                f"{database} is {'empty' if os.path.exists(database) else 'missing'}, and {streams} has logs of streams; "
-                "nothing was changed",
+                f"{database} is {'empty' if os.path.exists(database) else 'missing'}, and {streams} has logs of "
+                "streams; nothing was changed",
                 hint=f"restore the data directory from a backup; to begin with no user and no stream, move {streams} "
                 "to another folder",
             )
