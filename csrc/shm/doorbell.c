@@ -61,6 +61,7 @@ void doorbell_sit(struct doorbell_board *b, uint32_t worker, uint32_t pid)
     sleep_end(s, atomic_load(&s->asleep));
     atomic_store(&s->requests, 0);
     atomic_store(&s->connections, 0);
+    atomic_store(&s->heard_ms, 0);
     for (int i = 0; i < DOORBELL_SUMMARY_WORDS; i++) atomic_store(&s->summary[i], 0);
     for (int i = 0; i < DOORBELL_WORDS; i++) atomic_store(&s->words[i], 0);
     atomic_fetch_add(&s->epoch, 1);
@@ -72,6 +73,17 @@ uint32_t doorbell_connections(struct doorbell_board *b)
     uint32_t count = 0, workers = atomic_load(&b->worker_count);
     for (uint32_t i = 0; i < workers; i++) count += atomic_load(&doorbell_seat_of(b, i)->connections);
     return count;
+}
+
+bool doorbell_others_heard(struct doorbell_board *b, uint32_t worker, int64_t at_ms)
+{
+    uint32_t workers = atomic_load(&b->worker_count);
+    for (uint32_t i = 0; i < workers; i++) {
+        struct doorbell_seat *s = doorbell_seat_of(b, i);
+        if (i != worker && atomic_load(&s->pid) && atomic_load_explicit(&s->heard_ms, memory_order_acquire) < at_ms)
+            return false;
+    }
+    return true;
 }
 
 bool doorbell_mark(struct doorbell_board *b, uint32_t worker, uint32_t slot, int fd)

@@ -38,6 +38,7 @@ struct doorbell_seat {
     _Atomic uint32_t pid;            /* 0 while nobody sits here */
     _Atomic uint32_t epoch;          /* raised each time the seat is taken */
     _Atomic uint32_t connections;    /* of clients that this worker serves and that count against a limit */
+    _Atomic int64_t heard_ms;        /* the worker has read all input that had come by then (CLOCK_MONOTONIC) */
     _Alignas(DOORBELL_CACHE_LINE) _Atomic uint64_t summary[DOORBELL_SUMMARY_WORDS];
     _Alignas(DOORBELL_CACHE_LINE) _Atomic uint64_t words[DOORBELL_WORDS];
 };
@@ -72,6 +73,15 @@ static inline void doorbell_connections_set(struct doorbell_board *b, uint32_t w
     atomic_store(&doorbell_seat_of(b, worker)->connections, count);
 }
 uint32_t doorbell_connections(struct doorbell_board *b);
+
+/* Record that `worker` has read all input that had come by `at_ms` and has passed on the notices about it. */
+static inline void doorbell_heard_set(struct doorbell_board *b, uint32_t worker, int64_t at_ms)
+{
+    atomic_store_explicit(&doorbell_seat_of(b, worker)->heard_ms, at_ms, memory_order_release);
+}
+
+/* Return true if each worker other than `worker` has read all input that had come by `at_ms`. */
+bool doorbell_others_heard(struct doorbell_board *b, uint32_t worker, int64_t at_ms);
 
 /* Which process generation sits on a seat. */
 static inline uint32_t doorbell_epoch(struct doorbell_board *b, uint32_t worker)

@@ -41,6 +41,7 @@ cdef enum:
     # them): one to two milliseconds.
     SEARCHED_PER_TURN = 262_144
     SETTLED_PER_TURN = 524_288
+    HEARD_AGAIN_MS = 20  # before another look at a member whose time is over while input is unread
 
 
 @cython.final
@@ -323,8 +324,9 @@ cdef class FanOut(Backlog):
     cdef int work_off(self) except -1:
         self.workers_died(None)
         if self.departures.away:
-            self.departures.end_some(self, self.queue.table.now_ms)
-            self.timer.at_most(self.departures.due_ms)
+            self.departures.end_some(self, self.queue.table.heard_ms)
+            # One that is due waits for input that is not read yet.
+            self.timer.at_most(max(<int64_t> self.departures.due_ms, self.queue.table.now_ms + HEARD_AGAIN_MS))
         if self.departures.lapsed and not self.unsearched:
             self.departures.lapse(self)
         if not self.past and not self.unsearched:

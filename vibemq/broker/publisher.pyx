@@ -276,7 +276,7 @@ cdef class QueuePublisher(Publisher):
         if not self.parked:
             self.queue.wait_for_room(self)
             if self.timer is None:
-                self.timer = self.queue.table.timers.timer(self._parked_too_long)
+                self.timer = self.queue.table.deadlines.timer(self._parked_too_long)
             self.timer.at_most(self.queue.table.now_ms + self.queue.table.defaults.block_timeout_ms)
         size += PARKED_OVERHEAD_BYTES
         self.parked.append((what, size, self.queue.table.now_ms))

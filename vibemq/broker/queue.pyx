@@ -64,7 +64,7 @@ cdef class Queue(StreamUser):
             raise storage_error(e, &f)
         self.control = self.raw.control
         self.probe = Probe(table.messages, stream.log, self.key)
-        self.ack_timer = table.timers.timer(self._acks_overdue)
+        self.ack_timer = table.deadlines.timer(self._acks_overdue)
         stream.attach(self)
 
     cdef int _use(self, object options) except -1:

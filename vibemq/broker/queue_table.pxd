@@ -13,6 +13,8 @@ from vibemq.broker.queue cimport Queue
 cdef class QueueTable:
     cdef readonly StreamTable streams
     cdef readonly object metadata, helpers, timers, defaults
+    # Timers of acknowledgements and others that waiting input may answer: they go by `heard_ms`.
+    cdef readonly object deadlines
     cdef readonly dict modes          # options.DeliveryMode -> Rotation or FanOut
     cdef readonly object make_dead_letter_queue  # (virtual host, name) -> None; blocks
     cdef Board board
@@ -23,6 +25,7 @@ cdef class QueueTable:
     cdef list reports                 # consumers with something to tell a home on another worker
     cdef uint32_t next_consumer
     cdef readonly int64_t now_ms      # the loop's clock, taken once a turn
+    cdef readonly int64_t heard_ms    # all input that had come by then has been read; behind `now_ms` after a pause
     cdef public bint ending           # this worker says goodbye to everybody
     # Of access.permissions.Accesses, for publishers to compare with what let them in; NOBODY_MAY_PUBLISH while an
     # alarm is in effect, so that each of them asks again.

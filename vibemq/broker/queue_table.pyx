@@ -12,6 +12,7 @@ from vibemq.broker.publisher cimport QueuePublisher
 from vibemq.storage.shm cimport LETTER_HAND, LETTER_HELLO, LETTER_JOIN, LETTER_TOLD, LETTER_YOURS
 
 from vibemq.broker.options import CHANGEABLE, options_of, shown
+from vibemq.broker.timers import Timers
 from vibemq.errors import StorageError, StreamNotFound, VibeMQError
 from vibemq.once_a_minute import OnceAMinute
 
@@ -37,7 +38,8 @@ cdef class QueueTable:
         self.worker = streams.worker
         self.defaults, self.modes, self.make_dead_letter_queue = defaults, modes, make_dead_letter_queue
         self.by_name, self.by_slot, self.dirty, self.reports = {}, {}, [], []
-        self.now_ms = time.monotonic_ns() // 1_000_000
+        self.deadlines = Timers()
+        self.now_ms = self.heard_ms = time.monotonic_ns() // 1_000_000
         self.options_seen, self.policies_seen = self.metadata.queue_changes(), self.metadata.held_policies()
         self.altering, self.alter_timer = [], timers.timer(self._alter_some)
 
@@ -150,7 +152,7 @@ cdef class QueueTable:
 
     cdef int _take_effect(self, Queue queue, object had) except -1:
         cdef Consumer consumer
-        queue.ack_timer.at_most(self.now_ms)  # it sets itself anew
+        queue.ack_timer.at_most(self.heard_ms)  # it sets itself anew
         for consumer in queue.consumers.values():
             if consumer.follows:
                 consumer.prefetch = queue.prefetch()

@@ -49,6 +49,8 @@ cdef class Session:
     cdef bint deliver(self) except -1
     # Called about twice a second with the loop's clock in ms: heartbeats and deadlines.
     cdef int tick(self, int64_t now_ms) except -1
+    # Called in its place after a pause, while input waits: send a heartbeat if one is due, and judge nobody.
+    cdef int beat(self, int64_t now_ms) except -1
     # The broker shuts down: tell the peer.
     cdef int shutdown(self) except -1
     # The connection is gone: give everything back.  Called once, whatever happened.

@@ -73,6 +73,9 @@ cdef class Session:
     cdef int tick(self, int64_t now_ms) except -1:
         return 0
 
+    cdef int beat(self, int64_t now_ms) except -1:
+        return 0
+
     cdef int shutdown(self) except -1:
         self.connection.close_after_flush()
         return 0

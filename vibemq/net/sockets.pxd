@@ -30,10 +30,15 @@ cdef extern from "<sys/epoll.h>" nogil:
         epoll_data_t data
 
 
+cdef enum:
+    READY_MAX = 256  # events of one wait
+
+
 cdef class Poller:
     cdef int epoll_fd
     cdef dict keys
-    cdef epoll_event ready[256]
+    cdef epoll_event ready[READY_MAX]
+    cdef bint interrupted               # a signal ended the last wait, so it says nothing about any descriptor
 
     cdef int _control(self, int operation, int fd, int events) except -1
     # Wait up to timeout_ms (-1: for ever) and leave fd and bits in `ready`; returns how many.

@@ -182,7 +182,8 @@ cdef class Poller:
     cdef int wait(self, int timeout_ms) except -1:
         cdef int n
         with nogil:
-            n = epoll_wait(self.epoll_fd, self.ready, 256, timeout_ms)
+            n = epoll_wait(self.epoll_fd, self.ready, READY_MAX, timeout_ms)
+        self.interrupted = n < 0
         if n < 0:
             if errno == EINTR:
                 return 0

@@ -60,6 +60,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s, pid %d, %s and is replaced",
         "the rolling restart is done",
     ),
+    "worker_paused": ("this worker was paused for %.1f s; timeouts waited %d ms, until all input had been read",),
+    "input_not_all_read": (
+        "this worker was paused for %.1f s; %d s later not all input has been read, but timeouts go on",
+    ),
     "worker_hung": ("%s, pid %d, is killed and replaced: %s",),
     "worker_not_answering": ("a worker is left out: %s", "an answer for the admin process was dropped: %s"),
     "worker_connections_left": ("%d connections did not end within %.1f s: %s%s",),

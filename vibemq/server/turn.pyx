@@ -7,6 +7,12 @@ Nothing here waits for a peer or a sync; the disk is met only by the append, by 
 metadata lookups and by the rest of a half-sent chunk whose subscription ends.  No timer makes batches: what arrived while the
 last turn ran is the next batch.  A worker sleeps only after it has told the board so
 (csrc/shm/doorbell.h), therefore others ring only workers that sleep.
+
+DEADLINES.  Waiting input may answer a deadline: an acknowledgement, a heartbeat, a subscriber that returns.  So
+deadlines do not go by `queues.now_ms` but by `queues.heard_ms`, the time up to which all input has been read.  It
+stands still in a turn whose wait did not report all readable descriptors.  After a pause (a stopped process, a slow
+write) it stands still until the sockets are empty, each other worker has read its own and its notices have come, and
+GRACE_MS have passed: for clients that were paused too, and for deliveries that went out only after the pause.
 """
 
 import errno
@@ -19,7 +25,7 @@ from libc.stdint cimport int64_t
 from vibemq.broker.queue_table cimport QueueTable
 from vibemq.broker.stream cimport StreamTable
 from vibemq.net.connection cimport Connection, Room
-from vibemq.net.sockets cimport EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, Poller
+from vibemq.net.sockets cimport EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, READY_MAX, Poller
 from vibemq.storage cimport core
 from vibemq.storage.meters cimport METER_ACCEPTED, Meters, now_us
 from vibemq.storage.shm cimport Board
@@ -39,6 +45,12 @@ cdef enum:
     ACCEPTS_PER_TURN = 64    # a storm of connections does not starve those that exist
     CLOSING_MS_MAX = 10_000  # for a peer to take the end of what it asked for
     LINGERING_MS_MAX = 500   # at the broker's end, for a peer to end its side: those that are alive do it at once
+    LATE_MS = 500            # a loop that comes back later than this was paused; deadlines are in seconds
+    GRACE_MS = 1000          # for peers after a pause, see above
+    CATCH_UP_MS_MAX = 10_000 # then deadlines go on: a worker is stuck, or this one is always late
+    CATCH_UP_LOOK_MS = 10    # how often to ask whether the other workers have read theirs
+    # Reads of one socket that is never empty: one takes up to 512 KiB, and the kernel holds 6 MiB of it (tcp_rmem).
+    READS_MAX = 16
 
 cdef int READ = 1
 cdef int WRITE = 2
@@ -68,6 +80,14 @@ cdef class Loop:
     cdef int64_t suspended_ms         # until when they may take to leave
     cdef bint full                   # nobody is let in, for want of room
     cdef bint accepting              # the listening sockets are watched: neither of these
+    cdef int64_t awake_ms            # when the last wait ended; 0: no wait yet
+    cdef bint behind                 # after a pause: `heard_ms` stands still
+    cdef bint drained                # since the pause, all that was in this worker's sockets has been read
+    cdef bint others_heard           # before this turn's wait began, the other workers had read theirs
+    cdef int waits                   # of those in a row that reported as many descriptors as one wait can
+    cdef int64_t paused_ms, resumed_ms, late_ms  # length and end of the last pause, end of the first since `behind`
+    cdef int64_t read_ms             # all input of this worker's sockets that had come by then has been read
+    cdef object says_paused, says_behind
     cdef object says_full            # OnceAMinute: each that ends lets one in, and it is full again
     cdef object says_ended           # OnceAMinute, by address and kind: anybody may connect to be thrown out
 
@@ -84,6 +104,8 @@ cdef class Loop:
         self.wanting = []
         self.connections_max, self.accepting = server.connections_max, True
         self.says_full, self.says_ended = OnceAMinute(logger), OnceAMinute(logger, logging.INFO)
+        self.says_paused = OnceAMinute(logger, logging.INFO)
+        self.says_behind = OnceAMinute(logger)
         poller.register(board.doorbell_fd, READ)
 
     # ---- what connections ask of the loop ----
@@ -135,8 +157,11 @@ cdef class Loop:
         now_ms = self.queues.now_ms
         if self.timers.next_ms <= now_ms:
             self.timers.run(now_ms)
+        if self.queues.deadlines.next_ms <= self.queues.heard_ms:
+            self.queues.deadlines.run(self.queues.heard_ms)
         self.table.persist()
         self.queues.dispatch()
+        self._tell_heard()
         self._deliver()
         if now_ms >= self.next_tick_ms:
             self.next_tick_ms = now_ms + TICK_MS
@@ -163,7 +188,11 @@ cdef class Loop:
         return 0
 
     cdef int _timeout_ms(self):
-        cdef int64_t now_ms
+        cdef int64_t now_ms, due_ms
+        if self.behind:
+            self.others_heard = core.doorbell_others_heard(self.board.raw, self.board.index, self.resumed_ms)
+            if not self.drained:
+                return 0
         if self.wanting or self.table.dirty or self.queues.dirty:
             return 0
         if self.queues.mail.dirty:
@@ -171,7 +200,9 @@ cdef class Loop:
         if not core.doorbell_sleep(self.board.raw, self.board.index):
             return 0
         now_ms = now_us() // 1000
-        return <int> min(max(min(self.next_tick_ms, <int64_t> self.timers.next_ms) - now_ms, 0), TICK_MS)
+        due_ms = min(self.next_tick_ms, <int64_t> self.timers.next_ms)
+        due_ms = min(due_ms, now_ms + CATCH_UP_LOOK_MS if self.behind else <int64_t> self.queues.deadlines.next_ms)
+        return <int> min(max(due_ms - now_ms, 0), TICK_MS)
 
     cdef int _receive(self, int timeout_ms) except -1:
         cdef int n, i, fd
@@ -180,13 +211,67 @@ cdef class Loop:
         if self.fast is None:
             found = self.poller.select(timeout_ms / 1000)
             self._awake()
+            self._hear(len(found), False, timeout_ms)
             for key, mask in found:
                 self._on_event(key.fd, (EPOLLIN if mask & READ else 0) | (EPOLLOUT if mask & WRITE else 0))
             return 0
         n = self.fast.wait(timeout_ms)
         self._awake()
+        self._hear(n, self.fast.interrupted, timeout_ms)
         for i in range(n):
             self._on_event(self.fast.ready[i].data.fd, self.fast.ready[i].events)
+        return 0
+
+    cdef int _hear(self, int n, bint interrupted, int timeout_ms) except -1:
+        """Advance `heard_ms` if this turn reads all input that has come.  Called before it does, after the wait."""
+        cdef int64_t now_ms = self.queues.now_ms, away_ms = now_ms - self.awake_ms
+        cdef bint is_first = self.awake_ms == 0
+        self.awake_ms = now_ms
+        if away_ms > timeout_ms + LATE_MS and not is_first:
+            if not self.behind:
+                self.behind, self.late_ms, self.paused_ms = True, now_ms - away_ms, 0
+            self.late_ms += away_ms  # the time in which this worker did not run is not part of the wait
+            self.paused_ms = max(self.paused_ms, away_ms)
+            self.resumed_ms, self.drained, self.others_heard, self.waits = now_ms, False, False, 0
+        elif interrupted:
+            return 0
+        elif self.behind:
+            self._catch_up(n)
+        elif n == READY_MAX and self.waits < self._waits_for_all():
+            self.waits += 1  # epoll reports each ready descriptor before any for the second time
+            return 0
+        if self.behind and now_ms - self.late_ms < CATCH_UP_MS_MAX:
+            return 0
+        if self.behind:
+            self.behind = False
+            self.says_behind.say("", "this worker was paused for %.1f s; %d s later not all input has been read, but "
+                                 "timeouts go on", self.paused_ms / 1000, CATCH_UP_MS_MAX // 1000)
+        self.waits = 0
+        self.queues.heard_ms = self.read_ms = now_ms
+        return 0
+
+    cdef int _catch_up(self, int n) except -1:
+        """After a pause: see whether everything has been read that had come by its end."""
+        cdef bint is_empty = n == 0 or self.waits >= READS_MAX * self._waits_for_all()
+        self.waits += 1
+        if not is_empty:
+            return 0
+        self.read_ms, self.waits = self.queues.now_ms, 0
+        if not self.drained:
+            self.drained = True
+        elif self.others_heard and self.queues.now_ms - self.resumed_ms >= GRACE_MS:
+            self.behind = False
+            self.says_paused.say("", "this worker was paused for %.1f s; timeouts waited %d ms, until all input had "
+                                 "been read", self.paused_ms / 1000, self.queues.now_ms - self.late_ms)
+        return 0
+
+    cdef int _waits_for_all(self):
+        return <int> (len(self.connections) // READY_MAX) + 1
+
+    cdef int _tell_heard(self) except -1:
+        """Tell the other workers up to when this one has read its input; its notices about that are in their mailboxes."""
+        if not self.queues.mail.dirty:
+            core.doorbell_heard_set(self.board.raw, self.board.index, self.read_ms)
         return 0
 
     cdef int _on_event(self, int fd, unsigned int events) except -1:
@@ -328,6 +413,10 @@ cdef class Loop:
         cdef bint is_wanted = self.room.is_wanted
         for connection in list(self.connections.values()):
             try:
+                if self.behind and not (self.draining or self.suspended):
+                    if not connection.closing:
+                        connection.session.beat(now_ms)
+                    continue  # what its peer is waited for may have come, and is not read yet
                 connection.make_way(now_ms, is_wanted)
                 if connection.closing:
                     # A peer that does not take what is left does not keep its place for ever.
@@ -347,7 +436,7 @@ cdef class Loop:
                     connection.session.shutdown()
             except Exception as problem:
                 self._failed(connection, problem)
-        self.table.tick(now_ms)
+        self.table.tick(self.queues.heard_ms)
         self.queues.tick(now_ms)
         self.on_access()
         say_due()

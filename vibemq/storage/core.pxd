@@ -45,6 +45,8 @@ cdef extern from "shm/doorbell.h" nogil:
     bint doorbell_mark(doorbell_board *b, uint32_t worker, uint32_t slot, int fd)
     void doorbell_connections_set(doorbell_board *b, uint32_t worker, uint32_t count)
     uint32_t doorbell_connections(doorbell_board *b)
+    void doorbell_heard_set(doorbell_board *b, uint32_t worker, int64_t at_ms)
+    bint doorbell_others_heard(doorbell_board *b, uint32_t worker, int64_t at_ms)
     void doorbell_restart(doorbell_board *b, uint32_t slot)
     uint32_t doorbell_restarts(doorbell_board *b, uint32_t slot)
     void doorbell_request(doorbell_board *b, uint32_t worker, uint32_t bits, int fd)

@@ -456,6 +456,11 @@ cdef class Micromsg2Session(QueueSession):
             self.heard_bytes, self.heard_ms = self.connection.bytes_in, now_ms
         elif now_ms - self.heard_ms > self.heartbeat_ms * HEARTBEATS_MISSED_MAX:
             return self._wrong(ErrorCode.TOO_SLOW, "no heartbeat came")
+        return self.beat(now_ms)
+
+    cdef int beat(self, int64_t now_ms) except -1:
+        if self.state != "open" or not self.heartbeat_ms:
+            return 0
         if self.connection.bytes_out != self.told_bytes:
             self.told_bytes, self.told_ms = self.connection.bytes_out, now_ms
         elif now_ms - self.told_ms >= self.heartbeat_ms:

@@ -54,7 +54,7 @@ class SignalRDoor(Door):
         self._polling: dict[str, HubConnection] = {}  # those whose transport has a socket only now and then
         #: Those with a socket, which the loop bounds, and as many between two polls; those that wait have their own.
         self._hubs_max = config.server.connections_max + config.signalr.waiting_max
-        self._timer = broker.timers.timer(self._look)
+        self._timer = broker.queues.deadlines.timer(self._look)  # lost peers may have come back
 
     def owner_elsewhere(self, request: Request) -> int | None:
         """The other worker that has the hub connection which a request is about; None: it is not about one there."""

@@ -52,6 +52,7 @@ cdef class HubConnection:
     # Hub bytes of one WebSocket message or POST body.
     cdef int receive(self, const uint8_t *data, size_t size) except -1
     cdef int tick(self, int64_t now_ms) except -1
+    cdef int beat(self, int64_t now_ms) except -1
     cdef int shutdown(self) except -1
     # Room for one whole record of types 1 to 5, whose framing is there.  The caller fills it, then calls written().
     cdef uint8_t *record(self, size_t size) except NULL

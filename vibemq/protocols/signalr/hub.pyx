@@ -561,9 +561,7 @@ cdef class HubConnection:
         elif not check_access(self.client):
             return 0
         elif self.dialect != DIALECT_V1:
-            if now_ms - self.written_ms >= config.keepalive_interval_s * 1000:
-                self.written_ms = now_ms
-                self.transport.keep_alive()  # the dialect has no pings
+            self.beat(now_ms)
         else:
             if self.has_pinged and now_ms - self.heard_ms > config.client_timeout_s * 1000:
                 log_closing(self, "silent", "silent for %d s, closed", config.client_timeout_s)
@@ -578,8 +576,22 @@ cdef class HubConnection:
                 told = self.replay.to_tell()
                 if told:
                     self._send(records.sequence(self.encoding, TYPE_ACK, told), False)
-            if now_ms - self.written_ms >= config.keepalive_interval_s * 1000 and self.transport.name != LONG_POLLING:
-                self._send(records.ping(self.encoding), False)
+            self.beat(now_ms)
+        return 0
+
+    cdef int beat(self, int64_t now_ms) except -1:
+        """Send a keep-alive if nothing was sent during the interval."""
+        if self.closed or not self.is_open or self.transport is None:
+            return 0
+        if self.has_written:
+            self.has_written, self.written_ms = False, now_ms
+        if now_ms - self.written_ms < self.door.config.keepalive_interval_s * 1000:
+            return 0
+        if self.dialect != DIALECT_V1:
+            self.written_ms = now_ms
+            self.transport.keep_alive()  # the dialect has no pings
+        elif self.transport.name != LONG_POLLING:
+            self._send(records.ping(self.encoding), False)
         return 0
 
     cdef int shutdown(self) except -1:

@@ -309,6 +309,11 @@ cdef class HttpSession(ClientSession):
             self.transport.hub.tick(now_ms)
         return 0
 
+    cdef int beat(self, int64_t now_ms) except -1:
+        if self.transport is not None and not self.transport.over:
+            self.transport.hub.beat(now_ms)
+        return 0
+
     cdef int shutdown(self) except -1:
         if self.transport is None:
             # A request that is not answered yet waits for the rest of itself, for a hub that takes no more, or for a

@@ -560,21 +560,27 @@ cdef class StreamsSession(ClientSession):
             # A command in a helper thread is answered first; one that renews the secret says what became of the rights.
             if not self.pauses & PAUSE_COMMAND and is_stale(self) and not rights_changed(self):
                 return 0
+            self.beat(now_ms)
             if self.heartbeat_s:
-                self._beat(now_ms)
+                self._check_silence(now_ms)
         # While it is not read, its answer may lie in the socket.
         if self.pending and not self.busy and now_ms >= next(iter(self.pending.values())).deadline_ms:
             raise ConnectionClosed(f"{self.connection.peer}: no answer to a ConsumerUpdate in time")
         return 0
 
-    cdef int _beat(self, int64_t now_ms) except -1:
-        """Heartbeats both ways: the RabbitMQ Streams protocol."""
+    cdef int beat(self, int64_t now_ms) except -1:
+        if self.state != "open" or not self.heartbeat_s:
+            return 0
         if now_ms - self.beat_checked_ms >= <int64_t> self.heartbeat_s * 500:
             if self.connection.bytes_out == self.beat_bytes_out or self.beat_bytes_out == <uint64_t> -1:
                 if self.connection.outbox_head == self.connection.outbox_size and self.deliveries.half_sent is None:
                     self.connection.write_bytes(HEARTBEAT)
             self.beat_bytes_out = self.connection.bytes_out
             self.beat_checked_ms = now_ms
+        return 0
+
+    cdef int _check_silence(self, int64_t now_ms) except -1:
+        """End a connection whose peer sent nothing, no heartbeat either, during two heartbeat intervals."""
         if now_ms - self.silence_checked_ms >= <int64_t> self.heartbeat_s * 1000:
             if self.connection.bytes_in != self.silence_bytes_in or self.busy or self.connection.waits:
                 self.silent_checks = 0
