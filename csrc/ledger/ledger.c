@@ -19,6 +19,7 @@
 #define SETTLE_GONE_PER_BLOCK 64u
 
 static const char ledger_name[] = "ledger";
+static const char members_name[] = "members"; /* of a fan-out (vibemq/storage/members.pyx) */
 static const struct file_page_kind ledger_kind = {LEDGER_MAGIC, LEDGER_VERSION, LEDGER_HEAD_CHECK_AT};
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -564,8 +565,12 @@ err ledger_sync(const char *directory, struct fault *f)
     uint32_t count = 0;
     err e = control_map(directory, &c, f);
     if (e) return e;
+    /* First: a message that one member of a fan-out has acknowledged is still owed to the others. */
+    path = file_path_name(directory, members_name);
+    e = file_sync(path.text, f);
+    if (e == ERR_NOT_FOUND) e = OK;
     uint64_t next = word_load(&c->next); /* before the list: every block that begins below it is in it, or settled */
-    e = file_numbers(directory, LEDGER_SUFFIX, &firsts, &count, f);
+    if (!e) e = file_numbers(directory, LEDGER_SUFFIX, &firsts, &count, f);
     for (uint32_t i = 0; !e && i < count; i++) {
         path = file_path_numbered(directory, firsts[i], LEDGER_SUFFIX);
         e = file_sync(path.text, f);

@@ -505,3 +505,33 @@ TEST(a_page_and_a_block_are_printed)
     EXPECT_ERR(ERR_CORRUPT, ledger_print(path.text, 0, keep_line, &lines, NULL));
     ledger_close(l);
 }
+
+static char help_first_synced[256]; /* the file of the first fdatasync; "": none */
+
+static int help_note_fdatasync(int fd)
+{
+    char link[32];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (!help_first_synced[0]) {
+        ssize_t size = readlink(link, help_first_synced, sizeof help_first_synced - 1);
+        help_first_synced[size < 0 ? 0 : size] = 0;
+    }
+    return sys_real.fdatasync(fd);
+}
+
+TEST(members_are_synced_before_what_is_settled)
+{
+    const char *d = help_directory();
+    struct ledger *l = help_ledger(d, 0);
+    help_hand_out(l, BLOCK, LEDGER_SETTLED);
+    struct file_path members = file_path_name(d, "members");
+    EXPECT_OK(file_replace(members.text, "records", 7, false, NULL));
+    struct sys noting = sys_real;
+    noting.fdatasync = help_note_fdatasync;
+    sys = &noting;
+    EXPECT_OK(ledger_sync(d, NULL));
+    sys = &sys_real;
+    size_t size = strlen(help_first_synced);
+    EXPECT(size > 8 && strcmp(help_first_synced + size - 8, "/members") == 0);
+    ledger_close(l);
+}

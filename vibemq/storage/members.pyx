@@ -3,7 +3,8 @@
 
 csrc/ledger/FORMAT.md draws the file.  The worker of a consumer adds its record before the home (the queue's coordinator)
 hears of it; from then on only the home changes the record.  Both sides map the file, so a kill -9 loses no store.  An
-older position only makes a message come again, so the file is never synced, and a damaged record counts as "owes more".
+older position only makes a message come again, so a change is not synced, and a damaged record counts as "owes more".
+The file is synced before the ledger (ledger_sync): a power cut that keeps an acknowledgement keeps the other members.
 """
 
 import errno
