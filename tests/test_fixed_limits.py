@@ -15,6 +15,7 @@ CONSTANTS = {
     "csrc/log/control.h": ["CONTROL_FAILED_MAX"],
     "csrc/ledger/ledger.h": ["LEDGER_BLOCKS_MAX", "LEDGER_BLOCK_ENTRIES"],
     "csrc/ledger/words.h": ["LEDGER_ATTEMPTS_MAX"],
+    "broker/departed.pyx": ["AWAY_MAX"],
     "broker/rotation.pyx": ["ASIDE_MAX"],
     "broker/transactions.py": ["APPLICATIONS_MAX"],
     "broker/staged.py": ["OPEN_MAX"],
@@ -30,6 +31,7 @@ CONSTANTS = {
 #: Of two rows with one file, by the row's first words; and of a constant that its declaration file has.
 ELSEWHERE = {
     "streams and queues": ("csrc/shm/doorbell.h", ["DOORBELL_SLOTS_MAX"]),
+    "questions for a publisher's sequence without an answer": ("protocols/streams/session.pyx", ["QUESTIONS_MAX"]),
     "workers": ("csrc/shm/doorbell.h", ["DOORBELL_WORKERS_MAX"]),
     "marks of settled blocks of a ledger, behind a message that stays unsettled": (
         "csrc/ledger/ledger.h",
