@@ -285,11 +285,14 @@ __attribute__((constructor)) static void crc32_begin(void)
 }
 
 /* A bit with k bits behind it changes the CRC by x^(k + 32) mod P.  P is primitive, so no two bits change it alike. */
-bool crc32_is_one_bit(uint32_t difference, uint64_t bytes)
+bool crc32_is_one_bit(uint32_t difference, uint64_t bytes, uint64_t *at)
 {
     uint32_t change = POLYNOMIAL;
     for (uint64_t bits = 8 * bytes; bits > 0; bits--) {
-        if (change == difference) return true;
+        if (change == difference) {
+            if (at) *at = (bits - 1) / 8;
+            return true;
+        }
         change = times_x(change);
     }
     return false;

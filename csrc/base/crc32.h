@@ -14,8 +14,9 @@
 /* CRC of `size` bytes, going on from `crc` (0 to begin): crc32_update(0, "123456789", 9) == 0xCBF43926. */
 uint32_t crc32_update(uint32_t crc, const void *data, size_t size);
 
-/* Would one flipped bit in `bytes` bytes change their CRC by `difference`, the exclusive or of both CRCs?  Some nanoseconds a bit. */
-bool crc32_is_one_bit(uint32_t difference, uint64_t bytes);
+/* Would one flipped bit in `bytes` bytes change their CRC by `difference`, the exclusive or of both CRCs?  Some nanoseconds a bit.
+ * `*at`, which may be NULL, becomes that bit's byte. */
+bool crc32_is_one_bit(uint32_t difference, uint64_t bytes, uint64_t *at);
 
 /* The name of the kernel in use, for benchmarks and tests. */
 const char *crc32_kernel(void);

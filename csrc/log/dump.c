@@ -13,6 +13,7 @@
 #include <stdlib.h>
 
 #include "../base/bytes.h"
+#include "../base/crc32.h"
 #include "cold.h"
 #include "offsets.h"
 #include "segment.h"
@@ -27,6 +28,7 @@ struct dump {
     void *context;
     struct fault *f;
     bool stopped, damaged;
+    uint64_t damaged_at; /* the first damaged byte */
 };
 
 __attribute__((format(printf, 2, 3))) static void say(struct dump *d, const char *format, ...)
@@ -40,8 +42,26 @@ __attribute__((format(printf, 2, 3))) static void say(struct dump *d, const char
     d->stopped = d->line(d->context, text) != 0;
 }
 
-/* Of what is not as it should be. */
-#define say_damaged(d, ...) (say(d, __VA_ARGS__), (d)->damaged = true)
+static void note_damage(struct dump *d, uint64_t at)
+{
+    if (!d->damaged) d->damaged_at = at;
+    d->damaged = true;
+}
+
+/* Of what is not as it should be, from byte `at` on. */
+#define say_damaged(d, at, ...) (note_damage(d, at), say(d, __VA_ARGS__))
+
+/* Of `bytes` bytes from `from` on whose CRC differs from the stored one by `difference`: where one flipped bit explains that. */
+static void say_range_damaged(struct dump *d, const char *what, const struct chunk *c, uint64_t from, uint64_t bytes,
+                              uint64_t difference)
+{
+    uint64_t at;
+    if (crc32_is_one_bit((uint32_t)difference, bytes, &at))
+        say_damaged(d, from + at, "  DAMAGED %s of chunk %" PRIu64 ": one bit of byte %" PRIu64, what, c->chunk_id, from + at);
+    else
+        say_damaged(d, from, "  DAMAGED %s of chunk %" PRIu64 ": bytes %" PRIu64 " to %" PRIu64 " differ from their CRC", what,
+                    c->chunk_id, from, from + bytes - 1);
+}
 
 static bool enough(const struct dump *d, uint64_t count)
 {
@@ -95,7 +115,8 @@ static void dump_trailer(struct dump *d, const struct scan *s, uint64_t position
     uint8_t *trailer;
     char name[4 * TRACKING_REFERENCE_BYTES_MAX + 1];
     if (scan_trailer(s, position, c, &trailer, d->f)) {
-        say_damaged(d, "  DAMAGED trailer");
+        uint64_t from = position + chunk_bytes(c) - c->trailer_bytes;
+        say_range_damaged(d, "trailer", c, from, c->trailer_bytes, d->f->needed ^ d->f->had);
         return;
     }
     if (!trailer) return;
@@ -111,7 +132,8 @@ static void dump_filter(struct dump *d, const struct scan *s, uint64_t position,
     uint8_t head[CHUNK_HEAD_BYTES_MAX];
     uint32_t bytes = CHUNK_HEADER_BYTES + c->bloom_bytes;
     if (c->bloom_bytes == 0 || file_read_exact(s->fd, d->path, head, bytes, position, d->f)) return;
-    if (!filter_is_whole(head, c)) say_damaged(d, "  DAMAGED filter: the chunk goes to every consumer");
+    if (!filter_is_whole(head, c)) say_damaged(d, position + CHUNK_HEADER_BYTES, "  DAMAGED filter of chunk %" PRIu64 ", from byte %" PRIu64
+                                              " on: the chunk goes to every consumer", c->chunk_id, position + CHUNK_HEADER_BYTES);
 }
 
 static void dump_chunk(struct dump *d, const struct scan *s, uint64_t position, const struct chunk *c)
@@ -120,7 +142,8 @@ static void dump_chunk(struct dump *d, const struct scan *s, uint64_t position, 
         ", crc %08" PRIx32 ", filter %u, data %" PRIu32 ", trailer %" PRIu32, position, c->chunk_id, c->entries, c->records,
         c->timestamp_ms, c->epoch, c->crc, c->bloom_bytes, c->data_bytes, c->trailer_bytes);
     dump_filter(d, s, position, c);
-    if (scan_entries(s, position, c, d->f)) say_damaged(d, "  DAMAGED entries: their CRC is not %08" PRIx32, c->crc);
+    if (scan_entries(s, position, c, d->f))
+        say_range_damaged(d, "entries", c, position + CHUNK_HEADER_BYTES + c->bloom_bytes, c->data_bytes, d->f->needed ^ d->f->had);
     if (d->options->entries) dump_entries(d, s, position, c);
     dump_trailer(d, s, position, c);
 }
@@ -156,7 +179,7 @@ static err dump_segment(struct dump *d, int fd, uint64_t size, const uint8_t *he
         say(d, "durable when begun: segment %" PRIu64 " up to byte %" PRIu64 "%s", h.durable_segment, h.durable_position,
             h.suspect_position ? "; the segment before was closed by a failed sync" : "");
     } else {
-        say_damaged(d, "DAMAGED segment header");
+        say_damaged(d, 0, "DAMAGED segment header: bytes 0 to %u", SEGMENT_HEADER_BYTES - 1);
         if (!named || index_seed(directory, s.segment, &s.seed, d->f)) return fault_set(d->f, ERR_CORRUPT, 0, d->path, 0, 0, 0);
     }
     uint64_t position = SEGMENT_HEADER_BYTES, id = s.segment;
@@ -172,9 +195,14 @@ static err dump_segment(struct dump *d, int fd, uint64_t size, const uint8_t *he
             continue;
         }
         uint64_t from = position;
+        int flipped;
+        bool one_bit = scan_header_one_bit(&s, position, id, &c, &flipped) && flipped >= 0;
         e = scan_past(&s, UINT64_MAX, &position, &id, d->f);
         if (e) return e;
-        say_damaged(d, "%" PRIu64 ": DAMAGED, %" PRIu64 " bytes stepped over", from, position - from);
+        if (one_bit)
+            say_damaged(d, from + (uint64_t)flipped, "%" PRIu64 ": DAMAGED header of chunk %" PRIu64 ": one bit of byte %" PRIu64
+                        ", %" PRIu64 " bytes stepped over", from, c.chunk_id, from + (uint64_t)flipped, position - from);
+        else say_damaged(d, from, "%" PRIu64 ": DAMAGED, %" PRIu64 " bytes stepped over", from, position - from);
     }
     return OK;
 }
@@ -201,7 +229,7 @@ static err dump_index(struct dump *d, int fd, uint64_t size, const uint8_t *head
         if (index_record_read(data, sizeof data, seed, &r) == OK)
             say(d, "%" PRIu64 ": chunk %" PRIu64 ", %" PRId64 " ms, byte %" PRIu32 ", %" PRIu32 " bytes, %" PRIu32 " records",
                 i, r.chunk_id, r.timestamp_ms, r.position, r.chunk_bytes, r.records);
-        else say_damaged(d, "%" PRIu64 ": DAMAGED", i);
+        else say_damaged(d, INDEX_HEADER_BYTES + i * INDEX_RECORD_BYTES, "%" PRIu64 ": DAMAGED", i);
     }
     return OK;
 }
@@ -304,7 +332,7 @@ static err dump_offsets(struct dump *d, int fd, uint64_t size, const uint8_t *he
     uint64_t generation, count = 0;
     err e = offsets_header_read(d->path, head, &generation, d->f);
     if (e == ERR_VERSION) return e;
-    if (e) say_damaged(d, "stored offsets, DAMAGED header");
+    if (e) say_damaged(d, 0, "stored offsets, DAMAGED header");
     else say(d, "stored offsets");
     for (uint64_t at = OFFSETS_RECORD_BYTES; at + OFFSETS_RECORD_BYTES <= size && !enough(d, count); at += OFFSETS_RECORD_BYTES) {
         uint8_t data[OFFSETS_RECORD_BYTES];
@@ -315,7 +343,7 @@ static err dump_offsets(struct dump *d, int fd, uint64_t size, const uint8_t *he
         e = offsets_record_read(data, &r);
         if (e == ERR_EMPTY) continue;
         count++;
-        if (e) say_damaged(d, "%" PRIu64 ": DAMAGED record", at);
+        if (e) say_damaged(d, at, "%" PRIu64 ": DAMAGED record", at);
         else say(d, "%" PRIu64 ": \"%.600s\" at offset %" PRIu64 ", %" PRId64 " ms", at, printable(r.reference, r.bytes, name),
                  r.offset, r.written_ms);
     }
@@ -328,7 +356,7 @@ static err dump_stub(struct dump *d, const uint8_t *head, size_t got)
 {
     struct stub s;
     err e = stub_decode(d->path, head, got, &s, d->f);
-    if (e && e != ERR_VERSION) say_damaged(d, "stub, DAMAGED");
+    if (e && e != ERR_VERSION) say_damaged(d, 0, "stub, DAMAGED");
     else if (!e)
         say(d, "stub: segment %" PRIu64 " up to offset %" PRIu64 ", %" PRIu64 " bytes, %" PRId64 " to %" PRId64 " ms, seed 0x%08" PRIx32
             ", epoch %" PRIu32 ", broker's epoch %" PRIu32 ": whole in the object store", s.first, s.next, s.bytes, s.oldest_ms,
@@ -343,7 +371,7 @@ static err dump_cold(struct dump *d, int fd, const uint8_t *head, size_t got)
     err e = cold_header_decode(d->path, head, got, segment, bytes, d->f);
     if (e == ERR_VERSION) return e;
     if (e || bytes > UINT32_MAX) {
-        say_damaged(d, "blocks of a cold segment, DAMAGED header");
+        say_damaged(d, 0, "blocks of a cold segment, DAMAGED header");
         return OK;
     }
     e = file_read(fd, d->path, marks, sizeof marks, COLD_HEADER_BYTES, &got, d->f);
@@ -397,6 +425,6 @@ err dump_file(const char *path, const struct dump_options *options, int (*line)(
     e = file_size(fd, path, &size, d.f);
     if (!e) e = dump_open(&d, fd, size);
     file_close(&fd);
-    if (!e && d.damaged) return fault_set(d.f, ERR_CORRUPT, 0, path, 0, 0, 0);
+    if (!e && d.damaged) return fault_set(d.f, ERR_CORRUPT, 0, path, d.damaged_at, 0, 0);
     return e;
 }

@@ -86,8 +86,8 @@ err scan_trailer(const struct scan *s, uint64_t position, const struct chunk *c,
     if (!data) return scan_fault(s, ERR_NO_MEMORY, position, c->trailer_bytes, 0, f);
     uint64_t at = position + chunk_bytes(c) - c->trailer_bytes;
     err e = scan_read(s, data, c->trailer_bytes, at, f);
-    if (!e && crc32_update(0, data, c->trailer_bytes) != c->trailer_crc)
-        e = scan_fault(s, ERR_CORRUPT, at, c->trailer_crc, 0, f);
+    uint32_t crc = e ? 0 : crc32_update(0, data, c->trailer_bytes);
+    if (!e && crc != c->trailer_crc) e = scan_fault(s, ERR_CORRUPT, at, c->trailer_crc, crc, f);
     if (e) free(data);
     else *trailer = data;
     return e;
@@ -95,18 +95,18 @@ err scan_trailer(const struct scan *s, uint64_t position, const struct chunk *c,
 
 #define SECTOR_BYTES 512u /* the smallest that a power cut leaves unwritten */
 
-/* The header at `position`, as it is or with one bit flipped. */
-static bool header_one_bit(const struct scan *s, uint64_t position, uint64_t id, struct chunk *out, bool *flipped)
+bool scan_header_one_bit(const struct scan *s, uint64_t position, uint64_t id, struct chunk *out, int *flipped)
 {
     uint8_t header[CHUNK_HEADER_BYTES];
     if (position >= s->limit || s->limit - position < sizeof header) return false;
     if (scan_read(s, header, sizeof header, position, NULL)) return false;
     err e = chunk_header_read(header, sizeof header, s->seed, out);
-    *flipped = e != OK;
-    for (unsigned bit = 0; e && bit < 8 * sizeof header; bit++) {
+    *flipped = -1;
+    for (int bit = 0; e && bit < 8 * (int)sizeof header; bit++) {
         header[bit / 8] ^= (uint8_t)(1u << bit % 8);
         e = chunk_header_read(header, sizeof header, s->seed, out);
         header[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        *flipped = bit / 8;
     }
     return !e && out->chunk_id == id && chunk_bytes(out) <= s->limit - position;
 }
@@ -140,18 +140,18 @@ static bool range_crc(const struct scan *s, uint64_t at, uint64_t bytes, uint32_
 
 bool scan_is_one_bit(const struct scan *s, uint64_t position, uint64_t id, struct chunk *out)
 {
-    bool flipped;
+    int flipped;
     uint32_t entries, trailer;
-    if (s->cold_bytes || !header_one_bit(s, position, id, out, &flipped)) return false;
+    if (s->cold_bytes || !scan_header_one_bit(s, position, id, out, &flipped)) return false;
     uint64_t end = position + chunk_bytes(out);
     if (has_hole(s, position, end)) return false;
     if (!range_crc(s, end - out->trailer_bytes - out->data_bytes, out->data_bytes, &entries)) return false;
     if (!range_crc(s, end - out->trailer_bytes, out->trailer_bytes, &trailer)) return false;
     entries ^= out->crc;
     if (out->trailer_bytes) trailer ^= out->trailer_crc;
-    if (flipped) return !entries && !trailer;
-    if (entries) return !trailer && crc32_is_one_bit(entries, out->data_bytes);
-    return trailer && crc32_is_one_bit(trailer, out->trailer_bytes);
+    if (flipped >= 0) return !entries && !trailer;
+    if (entries) return !trailer && crc32_is_one_bit(entries, out->data_bytes, NULL);
+    return trailer && crc32_is_one_bit(trailer, out->trailer_bytes, NULL);
 }
 
 err scan_resync(const struct scan *s, uint64_t from, uint64_t id_min, uint64_t *position, struct chunk *out,

@@ -133,6 +133,10 @@ err scan_entries(const struct scan *s, uint64_t position, const struct chunk *c,
  * there is none.  ERR_CORRUPT. */
 err scan_trailer(const struct scan *s, uint64_t position, const struct chunk *c, uint8_t **trailer, struct fault *f);
 
+/* The header at `position` of the chunk whose first record has offset `id`, as it is or with one bit flipped: `*flipped` is
+ * that bit's byte in the header, or -1.  False: more of it is damaged. */
+bool scan_header_one_bit(const struct scan *s, uint64_t position, uint64_t id, struct chunk *out, int *flipped);
+
 /* Does one flipped bit explain why the chunk at `position`, whose first record has offset `id`, is damaged?  Then it was
  * once whole on the disk.  No: also where a sector of it is all zeros, as a power cut leaves them, or cannot be read. */
 bool scan_is_one_bit(const struct scan *s, uint64_t position, uint64_t id, struct chunk *out);

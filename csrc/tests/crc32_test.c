@@ -164,8 +164,10 @@ TEST(one_flipped_bit_is_told_from_other_damage)
         uint32_t before = crc32_update(0, data, size);
         uint64_t first = test_random_below(8 * size), second = test_random_below(8 * size);
         data[first / 8] ^= (uint8_t)(1u << first % 8);
-        EXPECT(crc32_is_one_bit(before ^ crc32_update(0, data, size), size));
+        uint64_t at = UINT64_MAX;
+        EXPECT(crc32_is_one_bit(before ^ crc32_update(0, data, size), size, &at));
+        EXPECT_EQ(first / 8, at);
         data[second / 8] ^= (uint8_t)(1u << second % 8);
-        EXPECT(!crc32_is_one_bit(before ^ crc32_update(0, data, size), size)); /* two, or none */
+        EXPECT(!crc32_is_one_bit(before ^ crc32_update(0, data, size), size, NULL)); /* two, or none */
     }
 }

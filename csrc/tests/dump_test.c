@@ -106,6 +106,38 @@ TEST(damage_is_told_and_the_walk_goes_on)
     close(fd);
 }
 
+TEST(the_byte_of_a_flipped_bit_is_named)
+{
+    const char *path = make_log(), *name = "00000000000000000000.segment";
+    char file[700], expected[100];
+    struct fault f;
+    snprintf(file, sizeof file, "%s/%s", path, name);
+    int fd = open(file, O_RDWR);
+    struct scan s;
+    struct chunk c;
+    EXPECT_OK(scan_open(&s, path, 0, 4096, &f));
+    EXPECT_OK(scan_header(&s, SEGMENT_HEADER_BYTES, &c, &f));
+    file_close(&s.fd);
+    uint64_t entries = SEGMENT_HEADER_BYTES + CHUNK_HEADER_BYTES + c.bloom_bytes;
+    uint64_t places[] = {entries, entries + 700, entries + c.data_bytes, SEGMENT_HEADER_BYTES + 20};
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        uint8_t byte;
+        EXPECT_EQ(1, pread(fd, &byte, 1, (off_t)places[i]));
+        byte ^= 1u << i;
+        EXPECT_EQ(1, pwrite(fd, &byte, 1, (off_t)places[i]));
+        EXPECT_ERR(ERR_CORRUPT, dump(path, name, &(struct dump_options){0}, &f));
+        EXPECT_EQ(places[i], f.position);
+        snprintf(expected, sizeof expected, "of chunk 0: one bit of byte %llu", (unsigned long long)places[i]);
+        EXPECT(strstr(text, expected) != NULL);
+        byte ^= 1u << i;
+        EXPECT_EQ(1, pwrite(fd, &byte, 1, (off_t)places[i]));
+    }
+    EXPECT_EQ(2, pwrite(fd, "\x55\x55", 2, (off_t)entries + 7));
+    EXPECT_ERR(ERR_CORRUPT, dump(path, name, &(struct dump_options){0}, &f));
+    EXPECT_EQ(entries, f.position);
+    close(fd);
+}
+
 TEST(any_bytes_at_all_are_printed_or_refused)
 {
     char file[700];

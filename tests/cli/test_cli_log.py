@@ -3,6 +3,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,34 @@ def test_dump_says_that_a_file_is_not_ours(tmp_path):
 def test_verify_reads_the_log_of_a_queue(data):
     verified = run("verify", directory_of(data, "orders")["directory"])
     assert verified.exit_code == 0 and "intact" in verified.stdout
+
+
+def test_verify_names_the_byte_that_is_damaged(data, tmp_path):
+    copy = tmp_path / "log"
+    shutil.copytree(directory_of(data, "orders")["directory"], copy)
+    segment = copy / f"{0:020}.segment"
+    content = bytearray(segment.read_bytes())
+    at = content.index(b'"number"')
+    content[at] ^= 1
+    segment.write_bytes(content)
+    verified = run("verify", str(copy))
+    assert verified.exit_code == 1 and "1 of 1 segments are damaged" in verified.stderr
+    first, second = verified.stdout.splitlines()
+    assert first.startswith(f"{segment.name}: ERR_CORRUPT: ") and first.endswith(f"{segment} at byte {at}")
+    assert second == f"{segment.name}: DAMAGED entries of chunk 0: one bit of byte {at}"
+
+
+def test_verify_names_all_damaged_chunks(data, tmp_path):
+    copy = tmp_path / "log"
+    shutil.copytree(directory_of(data, "orders")["directory"], copy)
+    segment = copy / f"{0:020}.segment"
+    content = bytearray(segment.read_bytes())
+    at = content.index(b'"number"')
+    content[at : at + 8] = b"DAMAGED!"
+    content[:4] = b"none"
+    segment.write_bytes(content)
+    header, entries = run("verify", str(copy)).stdout.splitlines()[1:]
+    assert header == f"{segment.name}: DAMAGED segment header: bytes 0 to 63"
+    assert (
+        entries.startswith(f"{segment.name}: DAMAGED entries of chunk 0: bytes ") and "differ from their CRC" in entries
+    )

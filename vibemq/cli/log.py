@@ -4,12 +4,17 @@
 import contextlib
 import json
 import os
+import re
+from functools import partial
 
 import click
 
 from vibemq.cli.data import DataDir, json_data_options
 from vibemq.errors import StorageError, UserError
 from vibemq.storage.transactions import STAGING
+
+DAMAGE_SHOWN_MAX = 1000  # lines of one segment; a disk that lost more has lost the file
+DAMAGE = re.compile(r"\s*([0-9]+: )?DAMAGED ?")  # as csrc/log/dump.c writes it; the names of peers are in quotes
 
 
 @click.group()
@@ -73,7 +78,10 @@ def log_dump(file: str, entries: bool, limit: int) -> None:
 @log.command("verify")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False))
 def log_verify(directory: str) -> None:
-    """Check every chunk of the log in DIRECTORY against its checksum."""
+    """Check every chunk of the log in DIRECTORY against its checksum.
+
+    Each damage is a line with the byte of the file: the exact one where one bit has flipped, else the first.
+    """
     from vibemq.storage import log
 
     names = sorted(name for name in os.listdir(directory) if name.endswith(".segment"))
@@ -81,11 +89,19 @@ def log_verify(directory: str) -> None:
         raise UserError(f"{directory} holds no segment", hint="a stream's log is a folder below DATA/streams")
     damaged = 0
     for name in names:
+        found: list[str] = []
         try:
-            log.dump(os.path.join(directory, name), False, 0, lambda _: None)
+            log.dump(os.path.join(directory, name), False, 0, partial(_keep_damage, found))
             click.echo(f"{name}: intact")
         except StorageError as problem:
             damaged += 1
             click.echo(f"{name}: {problem}")
+            for line in found:
+                click.echo(f"{name}: {line}")
     if damaged:
         raise UserError(f"{damaged} of {len(names)} segments are damaged")
+
+
+def _keep_damage(found: list[str], line: str) -> None:
+    if DAMAGE.match(line) and len(found) < DAMAGE_SHOWN_MAX:
+        found.append(line.strip())
