@@ -174,7 +174,7 @@ struct ledger_damage {
  * After another boot: offsets outside [first, next) of the recovered log are unknown.  Entries in flight become ready.
  * Blocks of offsets that were cut or dropped are removed.  Its changes are made durable.
  * `is_same_boot`: every word is of the same instant.  Entries keep their workers, which the next home asks.  It syncs
- * nothing, and ignores `first` and `next`.
+ * nothing, and ignores `first`.  A ledger beyond the log's end `next` is recovered as after another boot.
  *
  * After an error it can be run again.  ERR_VERSION: nothing was written. */
 err ledger_recover(const char *directory, uint64_t first, uint64_t next, bool is_same_boot, struct ledger_damage *damage,

@@ -379,6 +379,8 @@ static err recover_run(struct recover *r, uint64_t first, uint64_t log_next)
     uint8_t page[LEDGER_CONTROL_BYTES];
     err e = ledger_version_check(r->directory, r->f);
     if (!e) e = page_read(r, &good, page);
+    /* A page of a later instant than the log, as in a copy: it would take messages to come for settled ones. */
+    if (!e && good && plain(&r->page.control.next) > log_next) r->is_same_boot = false;
     if (!e) r->damage->anew = !good || !page_clamp(r, first, log_next);
     if (!e && (!r->is_same_boot || r->damage->anew || r->base < r->next)) {
         e = files_list(r, LEDGER_SUFFIX, &r->blocks);

@@ -213,6 +213,11 @@ static uint64_t fixed_check(const struct control *c)
     return words_check(words, sizeof words / sizeof words[0]);
 }
 
+/* Set before the first thread and the first fork. */
+static uint64_t generation_now;
+
+void control_generation_set(uint64_t generation) { generation_now = generation; }
+
 /* All but what makes it one of this boot. */
 static void control_fill(struct control *c, const struct control_init *init, uint64_t inode)
 {
@@ -220,6 +225,7 @@ static void control_fill(struct control *c, const struct control_init *init, uin
     c->version = CONTROL_VERSION;
     c->head_check = file_page_check(CONTROL_MAGIC, CONTROL_VERSION);
     c->inode = inode;
+    atomic_init(&c->generation, generation_now);
     atomic_init(&c->state, CONTROL_LIVE);
     c->durability = init->options.durability;
     c->segment_chunks_max = init->options.segment_chunks_max;
@@ -412,6 +418,7 @@ err control_reset(struct control *c, const char *directory, struct fault *f)
     /* The stored lock shows only whether its holder was killed, and damage may look the same. */
     if (mutex_init(&c->mutex) < 0 || mutex_init(&c->durable_mutex) < 0)
         return fault_set(f, ERR_LOCK, 0, path.text, 0, 0, 0);
+    atomic_store(&c->generation, generation_now);
     atomic_store(&c->repair_wanted, 1);
     atomic_store(&c->readers, 0);
     atomic_store(&c->holders, 0);

@@ -98,6 +98,8 @@ struct control {
     _Alignas(128) _Atomic uint64_t confirmed_sequence;
     _Atomic uint64_t confirmed_slots[2][CONFIRMED_WORDS];
     _Atomic uint64_t turned_segment;               /* the newest segment that begins before the time of an earlier chunk + 1; 0: none */
+    /* Of the start of the broker that used the page last (control_generation_set).  0: a version without it. */
+    _Atomic uint64_t generation;
 };
 #define CONTROL_HEAD_CHECK_AT 84u
 extern const struct file_page_kind control_kind;
@@ -129,6 +131,9 @@ struct control_init {
     uint64_t turned_segment;
     struct log_options options;
 };
+
+/* The generation of this start of the broker, in every page that this process makes or resets from now on. */
+void control_generation_set(uint64_t generation);
 
 /* Write a control block as "control.tmp" and rename it, so it is whole or not there. */
 err control_create(const char *directory, const struct control_init *init, bool sync, struct fault *f);

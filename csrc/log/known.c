@@ -75,14 +75,120 @@ static bool is_short(const struct file_path *path, uint64_t bytes, struct fault 
     return e != OK;
 }
 
-/* A start of the broker does this for each of its logs, so it inspects three files only. */
-bool recovery_fits(struct log *l, struct fault *f)
+bool recovery_believes(const struct recovery_once *once, const struct log *l)
+{
+    if (!once || !once->checks_generation) return true;
+    return once->generation && atomic_load(&l->control->generation) == once->generation;
+}
+
+/* Report segments that are missing between others of a log that is not verified chunk by chunk. */
+static void name_gaps(struct recovery *rc)
+{
+    for (uint32_t i = 0; i + 1 < rc->list.count; i++) {
+        struct index_record last;
+        uint32_t seed;
+        uint64_t next = rc->list.first[i + 1];
+        if (!rc->list.cold[i] && index_whole(rc->directory, rc->list.first[i], rc->list.bytes[i], next, &seed, &last) &&
+            last.chunk_id + last.records < next && !recovery_suspect_from(rc, i))
+            recovery_gap(rc, last.chunk_id + last.records, next);
+    }
+}
+
+/* A table of a later instant than the page would take messages for duplicates that the log does not have. */
+static bool table_fits(const struct log *l, const struct commit *c, struct fault *f)
+{
+    const struct tracking_table *t = l->tracking->table;
+    uint32_t count = t->count < t->capacity ? t->count : t->capacity; /* a damaged header is found when it is first used */
+    for (uint32_t i = 0; i < count; i++) {
+        const struct tracking_slot *slot = &t->slots[i];
+        if (!atomic_load(&slot->hash) || slot->chunk == TRACKING_NEVER || slot->chunk < c->next_offset) continue;
+        struct file_path path = file_path_name(l->directory, "tracking");
+        fault_set(f, ERR_CORRUPT, 0, path.text, 0, c->next_offset, slot->chunk);
+        return false;
+    }
+    return true;
+}
+
+/* Chunks behind the commit record: the page is of an earlier instant than the segments, as in a copy of a live directory. */
+static bool nothing_behind(const struct segment_list *list, const char *directory, const struct commit *c, struct fault *f)
+{
+    for (uint32_t i = list->count; i-- > 0 && list->first[i] >= c->segment;) {
+        struct scan s;
+        struct chunk found;
+        bool is_active = list->first[i] == c->segment;
+        if (list->cold[i] || list->bytes[i] <= (is_active ? c->position : SEGMENT_HEADER_BYTES)) continue;
+        if (is_active) {
+            if (scan_open(&s, directory, c->segment, list->bytes[i], f)) return false;
+            bool is_chunk = scan_header(&s, c->position, &found, NULL) == OK && found.chunk_id == c->next_offset;
+            file_close(&s.fd);
+            if (!is_chunk) continue;
+        }
+        struct file_path path = file_path_numbered(directory, list->first[i], SEGMENT_SUFFIX);
+        fault_set(f, ERR_CORRUPT, 0, path.text, is_active ? c->position : 0, 0, 0);
+        return false;
+    }
+    return true;
+}
+
+/* The chunks of a segment from the walk's position up to the scan's limit. */
+static bool tail_of_segment_fits(struct walk *w, struct recovery_report *report, struct fault *f)
+{
+    struct file_path path = file_path_numbered(w->scan.directory, w->segment, SEGMENT_SUFFIX);
+    while (w->position < w->scan.limit) {
+        struct chunk c;
+        err e = scan_header(&w->scan, w->position, &c, f);
+        if (!e) e = recovery_chunk_right(w, &c, true, f);
+        if (e) {
+            fault_set(f, e, 0, path.text, w->position, 0, 0);
+            return false;
+        }
+        w->next_offset = c.chunk_id + c.records;
+        w->timestamp_ms = c.timestamp_ms;
+        w->epoch = c.epoch;
+        w->position += chunk_bytes(&c);
+        report->chunks_checked++;
+        report->bytes_checked += chunk_bytes(&c);
+    }
+    return true;
+}
+
+/* The log's unsynced chunks, [durable, commit) in the segments of `list`. */
+static bool tail_fits(const struct segment_list *list, const char *directory, const struct durable *from,
+                      const struct commit *to, struct recovery_report *report, struct fault *f)
+{
+    const struct recovery rc = {.list = *list, .directory = directory};
+    if (from->segment == to->segment && from->position == to->position) return true;
+    for (uint32_t i = 0; i < list->count; i++) {
+        struct walk w = {.segment = list->first[i], .position = SEGMENT_HEADER_BYTES, .next_offset = list->first[i],
+                         .timestamp_ms = INT64_MIN};
+        bool is_last = w.segment == to->segment;
+        if (w.segment < from->segment || w.segment > to->segment || list->cold[i]) continue;
+        if (w.segment == from->segment && from->offset >= w.segment) {
+            w.position = from->position;
+            w.next_offset = from->offset;
+        }
+        if (scan_open(&w.scan, directory, w.segment, is_last ? to->position : list->bytes[i], f)) return false;
+        bool fits = tail_of_segment_fits(&w, report, f);
+        file_close(&w.scan.fd);
+        if (!fits) return false;
+        uint64_t end = is_last || i + 1 == list->count ? to->next_offset : list->first[i + 1];
+        if (w.next_offset == end || (!is_last && w.next_offset < end && recovery_suspect_from(&rc, i))) continue;
+        struct file_path path = file_path_numbered(directory, w.segment, SEGMENT_SUFFIX);
+        fault_set(f, ERR_CORRUPT, 0, path.text, w.position, end, w.next_offset);
+        return false;
+    }
+    return true;
+}
+
+static bool files_fit(struct log *l, const struct segment_list *list, struct recovery_report *report, struct fault *f)
 {
     struct commit c;
+    struct durable d;
     struct control *control = log_control(l);
     uint32_t seed;
     int fd;
     control_committed(control, &c);
+    control_durable(control, &d);
     struct file_path path = file_path_name(l->directory, "control");
     if (!control_is_whole(control)) {
         fault_set(f, ERR_CORRUPT, 0, path.text, 0, 0, 0);
@@ -95,25 +201,26 @@ bool recovery_fits(struct log *l, struct fault *f)
     path = file_path_numbered(l->directory, c.segment, INDEX_SUFFIX);
     if (is_short(&path, INDEX_HEADER_BYTES + c.chunks * INDEX_RECORD_BYTES, f)) return false;
     uint64_t first = atomic_load(&control->first_offset);
+    report->first_offset = first;
+    report->next_offset = c.next_offset;
+    if (!table_fits(l, &c, f) || !nothing_behind(list, l->directory, &c, f)) return false;
+    if (!tail_fits(list, l->directory, &d, &c, report, f)) return false;
     path = file_path_numbered(l->directory, first, STUB_SUFFIX);
     if (first == c.segment || !is_short(&path, 0, NULL)) return true;
     path = file_path_numbered(l->directory, first, SEGMENT_SUFFIX);
     return !is_short(&path, 0, f);
 }
 
-void recovery_name_gaps(const char *directory, struct recovery_report *out)
+/* A start of the broker does this for each of its logs: it lists the directory, inspects three files, and reads what no
+ * sync covers. */
+bool recovery_fits(struct log *l, struct recovery_report *report, struct fault *f)
 {
-    struct recovery rc = {.directory = directory, .report = out};
-    if (segment_list_read(directory, &rc.list, NULL)) return;
-    for (uint32_t i = 0; i + 1 < rc.list.count; i++) {
-        struct index_record last;
-        uint32_t seed;
-        uint64_t next = rc.list.first[i + 1];
-        if (!rc.list.cold[i] && index_whole(directory, rc.list.first[i], rc.list.bytes[i], next, &seed, &last) &&
-            last.chunk_id + last.records < next && !recovery_suspect_from(&rc, i))
-            recovery_gap(&rc, last.chunk_id + last.records, next);
-    }
+    struct recovery rc = {.directory = l->directory, .report = report};
+    if (segment_list_read(l->directory, &rc.list, f)) return false;
+    bool fits = files_fit(l, &rc.list, report, f);
+    if (fits) name_gaps(&rc);
     segment_list_free(&rc.list);
+    return fits;
 }
 
 bool recovery_of_this_boot(const char *directory)
@@ -141,22 +248,23 @@ static uint64_t headers_cost(const char *directory, uint64_t segment)
     return ((uint64_t)st.st_size - INDEX_HEADER_BYTES) / INDEX_RECORD_BYTES * HEADER_COST_BYTES;
 }
 
-err recovery_ahead(const char *directory, uint64_t *bytes, struct fault *f)
+err recovery_ahead(const char *directory, const struct recovery_once *once, uint64_t *bytes, struct fault *f)
 {
     struct log *l;
     struct recovery rc = {.directory = directory};
     *bytes = 0;
     err e = log_open(directory, &l, f);
+    bool believed = e == OK && recovery_believes(once, l); /* only what no sync covers is read */
     if (e == OK) log_close(l);
-    if (e != ERR_STALE) return e;
+    else if (e != ERR_STALE) return e;
     e = control_old_read(directory, &rc.old, f);
     if (!e) e = segment_list_read(directory, &rc.list, f);
     if (e) return e;
     recovery_learn_durable(&rc);
     for (uint32_t i = recovery_walk_start(&rc); i < rc.list.count; i++) {
         bool is_known = rc.list.first[i] == rc.durable.segment && rc.durable.position <= rc.list.bytes[i];
-        *bytes += rc.list.bytes[i] - (is_known ? rc.durable.position : 0);
-        *bytes += headers_cost(directory, rc.list.first[i]);
+        *bytes += rc.list.bytes[i] - (is_known ? rc.durable.position : believed ? SEGMENT_HEADER_BYTES : 0);
+        if (!believed) *bytes += headers_cost(directory, rc.list.first[i]);
     }
     segment_list_free(&rc.list);
     return OK;

@@ -99,7 +99,7 @@ static err walk_durable(struct walk *w, struct fault *f)
     return OK;
 }
 
-static err chunk_right(const struct walk *w, const struct chunk *c, bool id_known, struct fault *f)
+err recovery_chunk_right(const struct walk *w, const struct chunk *c, bool id_known, struct fault *f)
 {
     if (id_known ? c->chunk_id != w->next_offset : c->chunk_id < w->next_offset) return ERR_CORRUPT;
     if (beyond(w, c)) return ERR_CORRUPT;
@@ -173,7 +173,7 @@ static err step_over(struct recovery *rc, struct walk *w, bool *stepped, struct 
         e = scan_header(&w->scan, w->position, &c, f);
         if (e == ERR_END) *stepped = rc->keeps_proven || (w->id_limit && w->next_offset == w->id_limit);
         else {
-            if (!e) e = chunk_right(w, &c, true, f);
+            if (!e) e = recovery_chunk_right(w, &c, true, f);
             if (e && !is_damage(e)) return e;
             *stepped = e == OK || rc->keeps_proven; /* a proven chunk keeps its offsets, also before a torn one */
         }
@@ -196,7 +196,7 @@ static err walk_promised_nothing(struct recovery *rc, struct walk *w, bool id_kn
         bool stepped = false;
         err e = scan_header(&w->scan, w->position, &c, f);
         if (e == ERR_END) return OK;
-        if (!e) e = chunk_right(w, &c, id_known, f);
+        if (!e) e = recovery_chunk_right(w, &c, id_known, f);
         if (is_damage(e) && id_known && (rc->keeps_behind || rc->keeps_proven)) {
             e = step_over(rc, w, &stepped, f);
             if (e) return e;
@@ -569,6 +569,12 @@ void recovery_once_init(struct recovery_once *once)
     pthread_mutex_init(&once->mutex, NULL);
 }
 
+void recovery_once_believe(struct recovery_once *once, uint64_t generation)
+{
+    once->checks_generation = true;
+    once->generation = generation;
+}
+
 /* What is read after this is what a power cut leaves as well. */
 static bool found_is_synced(struct recovery_once *once, const char *directory)
 {
@@ -629,6 +635,8 @@ static err recover(struct recovery *rc, const struct log_options *options, struc
     init.durable = (struct durable){rc->commit.segment, rc->commit.position, rc->commit.next_offset};
     init.epoch = rc->epoch + 1;
     init.turned_segment = rc->turned_segment;
+    rc->report->first_offset = init.first_offset;
+    rc->report->next_offset = init.commit.next_offset;
     e = quarantine_trim(rc->directory, rc->old.epoch, f);
     if (!e) e = sync ? control_create(rc->directory, &init, true, f) : control_renew(rc->directory, &init, f);
     return e || !sync ? e : file_sync_directory(rc->directory, f);
@@ -645,12 +653,14 @@ err recovery_run(const char *directory, const struct log_options *options, struc
     e = log_open(directory, &l, &opened);
     if (e == OK) {
         struct fault misfit = {0};
-        bool fits = recovery_fits(l, &misfit);
-        if (!fits) memcpy(out->unfit, misfit.where, sizeof out->unfit);
+        bool believed = recovery_believes(once, l), fits = believed && recovery_fits(l, out, &misfit);
+        if (believed && !fits) {
+            *out = (struct recovery_report){0};
+            memcpy(out->unfit, misfit.where, sizeof out->unfit);
+        }
         if (fits) e = control_reset(log_control(l), directory, f);
         if (fits && !e) recovery_confirm(l);
         if (fits && !e) e = log_set_limits(l, options, f);
-        if (fits && !e) recovery_name_gaps(directory, out);
         log_close(l);
         if (fits || e) return e;
     } else if (e != ERR_STALE) return fault_set(f, e, opened.sys_errno, opened.where, opened.position, opened.needed, opened.had);

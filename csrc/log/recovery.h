@@ -60,10 +60,10 @@ void recovery_learn_durable(struct recovery *rc);
 void recovery_learn_turned(struct recovery *rc);
 /* The first segment that must be walked. */
 uint32_t recovery_walk_start(const struct recovery *rc);
+/* True if this start may believe the control page of this boot. */
+bool recovery_believes(const struct recovery_once *once, const struct log *l);
 /* True if the files in the directory match the control page of this boot; else `f` names the first that does not. */
-bool recovery_fits(struct log *l, struct fault *f);
-/* Report segments that are missing between others of a log that is not verified chunk by chunk. */
-void recovery_name_gaps(const char *directory, struct recovery_report *out);
+bool recovery_fits(struct log *l, struct recovery_report *report, struct fault *f);
 /* True if the log was written in this boot and in this directory, so an unusable page or table is damaged. */
 bool recovery_of_this_boot(const char *directory);
 /* 0, or from where on segment `i` may be torn although durable has moved past it. */
@@ -74,6 +74,9 @@ struct commit recovery_confirmed(const struct recovery *rc, uint32_t durability,
 void recovery_confirm(struct log *l);
 
 /* ---- the walk ---- */
+
+/* ERR_CORRUPT unless the chunk at the walk's position is whole and follows the one before; `id_known`: its id is next_offset. */
+err recovery_chunk_right(const struct walk *w, const struct chunk *c, bool id_known, struct fault *f);
 
 /* ERR_CORRUPT: neither the segment's nor its index's header is whole, so nothing in it can
  * be told from noise.  After OK, and only then, `index` is to be freed. */

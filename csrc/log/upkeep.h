@@ -21,9 +21,9 @@ err version_check(const char *directory, struct fault *f);
  * After a power cut anything past the last sync may be missing, torn or present.  The log is cut at the first damaged
  * chunk behind which no valid chunk fits.  The cut bytes go to quarantine (quarantine.c), and the other files are rebuilt
  * to match.  With durability `disk` and `remote` no message past the last sync was confirmed, and the first damaged chunk
- * ends the log.  A damaged tail never stops a stream from starting.  In the same boot recovery does nothing, unless the
- * control page is damaged or files of the active segment are missing.  If one file is of another version, recovery
- * writes nothing at all. */
+ * ends the log.  A damaged tail never stops a stream from starting.  In the same boot, and if the start believes the control
+ * page, recovery only compares the files with the page: their sizes, and each chunk that no sync covers.  A difference
+ * makes it run as after another boot.  If one file is of another version, recovery writes nothing at all. */
 
 /* What was taken out of the log, and where it is kept. */
 struct recovery_cut {
@@ -41,6 +41,7 @@ struct recovery_skip {
 
 struct recovery_report {
     bool ran;                        /* false: same boot, nothing done */
+    uint64_t first_offset, next_offset; /* of the log as it is now */
     char unfit[FAULT_WHERE_MAX_BYTES]; /* the damaged file that made recovery run in the same boot; empty: none */
     uint64_t chunks_checked, bytes_checked;
     uint32_t cut_count;              /* all of them, also those past the maximum */
@@ -58,14 +59,20 @@ struct recovery_once {
     pthread_mutex_t mutex;
     enum { RECOVERY_UNSYNCED, RECOVERY_SYNCED, RECOVERY_EACH_SYNCS } state;
     dev_t device; /* that is synced */
+    /* Control pages are believed only if they have this generation, too: that of the broker's last start, or 0 if its
+     * unsynced writes may be lost (another mount, a snapshot).  Any page is believed where `checks_generation` is false. */
+    bool checks_generation;
+    uint64_t generation;
 };
 void recovery_once_init(struct recovery_once *once);
+/* Before the first recovery. */
+void recovery_once_believe(struct recovery_once *once, uint64_t generation);
 /* From here on nobody syncs a whole file system: who comes after finds it done, or syncs its own. */
 void recovery_once_settle(struct recovery_once *once);
 
-/* How much work recovery_run has ahead of it there, in bytes to be checked.  0 where the log is of this boot.
+/* How much work recovery_run with this `once` has ahead of it there, in bytes to be checked.
  * The errors of log_open but ERR_STALE, ERR_IO, ERR_NO_MEMORY. */
-err recovery_ahead(const char *directory, uint64_t *bytes, struct fault *f);
+err recovery_ahead(const char *directory, const struct recovery_once *once, uint64_t *bytes, struct fault *f);
 
 /* Only while no other process has the log open; `once` may be NULL.  `options` are those of the new control block; where there is
  * nothing to recover, their limits are set (log_set_limits).

@@ -193,10 +193,8 @@ def test_stored_offsets_that_outlived_their_messages_are_set_back(metadata, monk
     stored = StoredOffsets(record.directory)
     for reference, offset in ((b"a", 0), (b"b", 7), (b"c", 2**64 - 1)):
         stored.store(reference, offset)
-    report = logs.RecoveryReport(True, 9, 9000)
-    held = SimpleNamespace(stats=lambda: SimpleNamespace(next_offset=end), close=lambda: None)
+    report = logs.RecoveryReport(True, 9, 9000, next_offset=end)
     monkeypatch.setattr(recovery.logs, "recover", lambda directory, **options: report)
-    monkeypatch.setattr(recovery.logs, "Log", lambda directory: held)
     recover(metadata)
     assert StoredOffsets(record.directory).all() == expected
     assert f": 'c' had stored offset {2**64 - 1}, and messages end before {end}" in caplog.text

@@ -79,13 +79,19 @@ class Recovery:
     def __init__(
         self, metadata: Metadata, segment_size_bytes: int, queue_segment_size_bytes: int,
         chunk_messages_max: int = CHUNK_MESSAGES_MAX, local_limits: tuple[int, int] = (0, 0), *, reserve: Reserve,
+        believed: int | None = None, is_orderly: bool = True,
     ) -> None:  # fmt: skip
-        """What it writes (copies of what it cuts, indexes) gets the reserve where the disk is full."""
+        """What it writes (copies of what it cuts, indexes) gets the reserve where the disk is full.
+
+        ``believed``: the generation of control pages that are believed, 0: none, None: all of this boot.
+        ``is_orderly``: the last broker stopped in order (lease.py).
+        """
         self._metadata, self._reserve = metadata, reserve
         self._segment_sizes = segment_size_bytes, queue_segment_size_bytes
         self._more_sizes = chunk_messages_max, *local_limits
         self._policies = metadata.held_policies()
-        self._once = logs.SyncOnce()
+        self._once = logs.SyncOnce(believed)
+        self._is_orderly = is_orderly
         self._usable = self._checked = self._checked_bytes = self._rebuilt = 0
         #: Logs that ``before_serving`` did not come to, by their directories, and where the state of each is.
         self.left: dict[str, tuple[int, StreamRecord]] = {}
@@ -156,7 +162,7 @@ class Recovery:
         state = self._state(directory)
         if state == DONE:
             return
-        if logs.recovery_ahead(directory) > CHECKED_ON_USE_BYTES_MAX:
+        if logs.recovery_ahead(directory, self._once) > CHECKED_ON_USE_BYTES_MAX:
             raise _busy(directory) if state == TO_DO else _failed(directory)
         record, report = self._try_left(directory, OTHER_LOOKS_MAX_S)
         if isinstance(report, VibeMQError):
@@ -187,7 +193,8 @@ class Recovery:
         sizes = self._segment_sizes[is_queue], *self._more_sizes
         try:
             options = log_options(self._policies.arguments(record), record.durability, *sizes)
-            return self._reserve.retry(partial(_recover, record, options, self._once, is_left=is_left))
+            recover = partial(_recover, record, options, self._once, is_left=is_left, is_orderly=self._is_orderly)
+            return self._reserve.retry(recover)
         except VibeMQError as problem:
             return problem
 
@@ -220,11 +227,12 @@ class Recovery:
         _tell_cuts(record.name, report)
 
 
-def sync_at_stop(names: Mapping[str, str], most_s: float = STOP_SYNC_MAX_S) -> None:
+def sync_at_stop(names: Mapping[str, str], most_s: float = STOP_SYNC_MAX_S) -> bool:
     """Sync every log that has unsynced chunks and record it as durable, once no process appends any more.
 
     ``names`` are the streams' names by their directories.  The next boot then knows each log to be durable, so damage
-    costs only the chunk that it hits.  No sync begins after ``most_s``; a running one is completed.
+    costs only the chunk that it hits.  No sync begins after ``most_s``; a running one is completed.  Return whether
+    every log is synced.
     """
     deadline = time.monotonic() + most_s
 
@@ -237,14 +245,16 @@ def sync_at_stop(names: Mapping[str, str], most_s: float = STOP_SYNC_MAX_S) -> N
             return problem
         return True
 
-    late = 0
+    late = failed = 0
     for directory, outcome in _at_a_time(sync, list(names)):
         if isinstance(outcome, StorageError):
+            failed += 1
             unsynced.say(outcome.code, "stream %r could not be synced at the stop: %s", names[directory], outcome)
         late += outcome is False
     unsynced.say_rest()
     if late:
         log.warning("%d streams were not synced within %g s at the stop", late, most_s)
+    return not late and not failed
 
 
 def _end(ends: threading.Event) -> None:
@@ -317,7 +327,7 @@ def _at_a_time(recover: Callable[[Given], Outcome], all_given: list[Given]) -> I
 
 
 def _recover(
-    record: StreamRecord, options: Mapping[str, Any], once: "logs.SyncOnce", *, is_left: bool
+    record: StreamRecord, options: Mapping[str, Any], once: "logs.SyncOnce", *, is_left: bool, is_orderly: bool
 ) -> "logs.RecoveryReport | None":
     if record.vhost == STAGING:
         return logs.recover(record.directory, once=once, **options)
@@ -327,14 +337,15 @@ def _recover(
         return None
     report = logs.recover(record.directory, once=once, **options)
     _tell_missing_offsets(record)
-    if report.ran:
-        _pull_back_offsets(record)
+    if report.ran or not is_orderly:
+        _pull_back_offsets(record, report.next_offset)
     has_ledger = os.path.exists(os.path.join(record.directory, "ledger"))
     if record.queue is None:
         return report
     if os.path.exists(os.path.join(record.directory, MEMBERS_FILE)):
-        prepare_members(record.directory, logs.Log(record.directory).stats().next_offset if report.ran else None)
-    _tell_ledger(record, logs.ledger_recover(record.directory, is_same_boot=not report.ran and has_ledger))
+        prepare_members(record.directory, report.next_offset if report.ran else None)
+    is_same_boot, span = not report.ran and has_ledger, (report.first_offset, report.next_offset)
+    _tell_ledger(record, logs.ledger_recover(record.directory, *span, is_same_boot=is_same_boot))
     return report
 
 
@@ -392,15 +403,13 @@ def _tell_missing_offsets(record: StreamRecord) -> None:
         os.unlink(kept)
 
 
-def _pull_back_offsets(record: StreamRecord) -> None:
+def _pull_back_offsets(record: StreamRecord, end: int) -> None:
     """Of stored offsets that survived a power cut which their messages did not, make that of the last message.
 
     Other messages get those numbers next, and whoever went on behind the old ones would miss them.
     """
     if not os.path.exists(os.path.join(record.directory, "offsets")):
         return
-    with closing(logs.Log(record.directory)) as held:
-        end = held.stats().next_offset
     offsets = StoredOffsets(record.directory)
     try:
         ahead = {reference: offset for reference, offset in offsets.all().items() if offset >= end}

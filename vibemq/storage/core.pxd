@@ -240,6 +240,7 @@ cdef extern from "log/control.h" nogil:
     uint64_t control_confirmed_offset(const control *c)
     uint64_t control_failed_within(const control *c, uint64_t first, uint64_t next)
     void control_confirm(control *c, const commit *record)
+    void control_generation_set(uint64_t generation)
     err control_old_confirm(const char *directory, const commit *record, fault *f)
 
 cdef extern from "message/amqp.h" nogil:
@@ -472,12 +473,14 @@ cdef extern from "log/upkeep.h" nogil:
         uint32_t skip_count
         recovery_cut cuts[1]  # RECOVERY_CUTS_MAX
         recovery_skip skips[1]  # RECOVERY_CUTS_MAX
+        uint64_t first_offset, next_offset
 
     struct recovery_once:
         pass
     void recovery_once_init(recovery_once *once)
+    void recovery_once_believe(recovery_once *once, uint64_t generation)
     void recovery_once_settle(recovery_once *once)
-    err recovery_ahead(const char *directory, uint64_t *bytes, fault *f)
+    err recovery_ahead(const char *directory, const recovery_once *once, uint64_t *bytes, fault *f)
     err recovery_run(const char *directory, const log_options *options, recovery_once *once, recovery_report *out,
                      fault *f)
 

@@ -97,6 +97,8 @@ class RecoveryReport(NamedTuple):
     skips: tuple[Skip, ...] = ()
     skip_count: int = 0
     unfit: str = ""
+    first_offset: int = 0  # of the log as it is now
+    next_offset: int = 0
 
 
 class LogStats(NamedTuple):
@@ -163,8 +165,11 @@ cdef class SyncOnce:
     """For the recoveries of one start, in any number of threads: what they find is synced once, not for each of them."""
     cdef core.recovery_once once
 
-    def __cinit__(self):
+    def __cinit__(self, generation=None):
+        """Believe control pages of this boot only with this generation; 0: none of them; None: any."""
         core.recovery_once_init(&self.once)
+        if generation is not None:
+            core.recovery_once_believe(&self.once, generation)
 
     def settle(self):
         """Before the fork: where none of them has synced all by now, each that comes syncs its own."""
@@ -194,7 +199,13 @@ def recover(str directory, SyncOnce once=None, **options) -> RecoveryReport:
                   r.skips[i].next_offset)
              for i in range(min(r.skip_count, <uint32_t> core.RECOVERY_CUTS_MAX))]
     return RecoveryReport(r.ran, r.chunks_checked, r.bytes_checked, tuple(cuts), r.cut_count, r.cut_bytes,
-                          r.given_back, tuple(skips), r.skip_count, os.fsdecode(<bytes> r.unfit))
+                          r.given_back, tuple(skips), r.skip_count, os.fsdecode(<bytes> r.unfit), r.first_offset,
+                          r.next_offset)
+
+
+def set_generation(uint64_t generation):
+    """Name the generation of this start of the broker in every control page made or reset from now on; before a fork."""
+    core.control_generation_set(generation)
 
 
 def sync_rest(str directory):
@@ -222,15 +233,16 @@ def confirm_stored(str directory, uint64_t segment, uint64_t position, uint64_t 
     check(core.control_old_confirm(path, &record, &f), &f)
 
 
-def recovery_ahead(str directory) -> int:
+def recovery_ahead(str directory, SyncOnce once=None) -> int:
     """How much work recovery has ahead of it there, in bytes to be checked; 0: none.  Raises StorageError."""
     cdef fault f
     cdef err e
     cdef uint64_t size = 0
     cdef bytes path = os.fsencode(directory)
     cdef const char *p = path
+    cdef const core.recovery_once *shared = &once.once if once is not None else NULL
     with nogil:
-        e = core.recovery_ahead(p, &size, &f)
+        e = core.recovery_ahead(p, shared, &size, &f)
     check(e, &f)
     return size
 
@@ -623,23 +635,17 @@ def ledger_sync(str directory):
         raise storage_error(e, &f)
 
 
-def ledger_recover(str directory, *, bint is_same_boot = False) -> LedgerDamage:
+def ledger_recover(str directory, uint64_t first, uint64_t next_offset, *, bint is_same_boot = False) -> LedgerDamage:
     """Repair a queue's ledger before the first worker starts, after the recovery of its log.  Raises StorageError.
 
-    ``is_same_boot``: this boot wrote it.  Then only damage is repaired, and the former home and consumers are removed.
+    ``first`` and ``next_offset`` are the log's.  ``is_same_boot``: this boot wrote it.  Then only damage is repaired, and
+    the former home and consumers are removed.
     """
     cdef fault f
     cdef core.ledger_damage found
     cdef bytes path = os.fsencode(directory)
     cdef const char *where = path
-    cdef uint64_t first = 0, next_offset = 0
     cdef err e
-    cdef Log held
-    if not is_same_boot:
-        held = Log(directory)
-        stats = held.stats()
-        first, next_offset = stats.first_offset, stats.next_offset
-        held.close()
     with nogil:
         e = core.ledger_recover(where, first, next_offset, is_same_boot, &found, &f)
     check(e, &f)
