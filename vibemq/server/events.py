@@ -40,6 +40,18 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "a file may have at most %d bytes here, and segments have up to %d: at that size messages are "
         "refused; raise the limit (`ulimit -Hf`, LimitFSIZE=) or lower the sizes of segments",
     ),
+    "lease_waited": (
+        "%s: the broker with pid %d on %s did not give its lease back, and the lock does not tell whether it has the "
+        "directory through another mount; waiting %g s for it to renew the lease",
+    ),
+    "lease_lost": (
+        "%s: this one ends at once with exit code %d, and syncs nothing",
+        "the lease is not given back: %s",
+    ),
+    "lease_not_renewed": ("the lease in %s is not renewed: %s", "the lease in %s is not given back: %s"),
+    "data_directory_moved": (
+        "%s was written through another mount, or is a copy: all streams are recovered as after a power cut",
+    ),
     "file_limit_low": (
         "only %d files may be open in each process: not enough for %d connections and their streams; "
         "raise the limit (`ulimit -Hn`, LimitNOFILE=) or lower server.connections_max",

@@ -7,8 +7,8 @@ what the last run left.  **share**: the board of doorbells and one eventfd for e
 or die, and for the time of the next retention.  **stop**: tell the workers, wait, and
 kill only who does not end in time.
 
-It has one thread, and nothing in its loop takes longer than some tens of milliseconds, so a
-dead worker is replaced within milliseconds.
+It has one thread beside the one that renews the lease (lease.py), and nothing in its loop takes longer than some tens
+of milliseconds, so a dead worker is replaced within milliseconds.
 No message ever passes through this process.
 """
 
@@ -27,13 +27,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import vibemq.storage.log as logs_of_streams
 from vibemq.broker.alarms import Conditions
 from vibemq.broker.disk import Reserve
 from vibemq.broker.limits import ROWS
 from vibemq.config import WORKERS_MAX, Config, OAuth, Tls
 from vibemq.errors import ConfigError, StorageError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
-from vibemq.server import datadir, handover, housekeeping, listeners, logs
+from vibemq.server import datadir, handover, housekeeping, lease, listeners, logs
 from vibemq.server.context import DEPOSED, Context, Run, World, seats
 from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.memory import MemoryWatch, be_killed_first, may_set_oom_score
@@ -150,6 +151,9 @@ class Supervisor:
         self._raise_file_size()
         datadir.prepare(self.data_dir)
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
+        boot = datadir.boot_id()
+        self.lease = lease.take(self.data_dir, self.lock_fd, boot)
+        self.lease.keep(self._wake)
         datadir.identify(self.data_dir, has_bucket=bool(self.config.remote.url))
         if self.config.tls != Tls():
             from vibemq.net.certificates import Certificates  # loads OpenSSL, which few brokers need
@@ -157,8 +161,8 @@ class Supervisor:
             with_http = self.admin_run is not None and self.config.admin.enabled
             self.certificates = Certificates(self.config.tls, with_http=with_http)  # while root may read the key
             self.certificates_said_s = time.monotonic()
-        metadata, boot = Metadata(datadir.metadata_path(self.data_dir)), datadir.boot_id()
-        metadata.require_whole(boot, is_restorable=bool(self.config.remote.url))
+        metadata = Metadata(datadir.metadata_path(self.data_dir))
+        metadata.require_whole(boot if self.lease.vouches else "", is_restorable=bool(self.config.remote.url))
         metadata.begin_serving(boot)
         self._bind()  # before the bucket is opened, which deposes whoever has these ports and the same bucket
         if self.config.remote.url:  # which looks at the users as soon as it knows which, and then deposes others
@@ -172,25 +176,30 @@ class Supervisor:
         elif os.geteuid() == 0:
             log.warning("running as root; server.user (--user) names an account to continue as")
         reserve = self._keep_reserve()
+        self.lease.begin()
         self._recover(metadata, reserve)
         self._raise_file_limit()
         if not may_set_oom_score():
             log.info("if memory runs out, the kernel may end the supervisor before a worker: /proc is read-only for it")
         self._share()
         self._watch_signals()
+        self.lease.require()
         try:
             code = self._run()
         finally:
             signal.set_wakeup_fd(-1)  # a signal that comes now finds nobody at the other end
-        names = self._rest(metadata)
-        if not self.deposed:
-            sync_at_stop(names)
+        names = None if self.lease.lost else self._rest(metadata)
+        is_synced = names is not None and not self.deposed and sync_at_stop(names)
+        self.lease.give_back(is_stopped=is_synced)
         log.info("stopped")
         return code
 
-    def _rest(self, metadata: Metadata) -> dict[str, str]:
-        """Empty the write-ahead log, now that all processes have ended; return the streams' names by directory."""
-        names = {}
+    def _rest(self, metadata: Metadata) -> dict[str, str] | None:
+        """Empty the write-ahead log, now that all processes have ended; return the streams' names by directory.
+
+        None: they cannot be read.
+        """
+        names = None
         try:
             names = {record.directory: record.name for record in metadata.logs()}
             if not metadata.rest():
@@ -305,7 +314,12 @@ class Supervisor:
     def _recover(self, metadata: Metadata, reserve: Reserve) -> None:
         store, of_queues = self.config.store, self.config.queues.segment_size_bytes
         sizes = store.segment_size_bytes, of_queues, store.chunk_messages_max, self.config.local_limits
-        self.recovery = Recovery(metadata, *sizes, reserve=reserve)
+        if self.lease.is_moved:
+            said = "%s was written through another mount, or is a copy: all streams are recovered as after a power cut"
+            log.warning(said, self.data_dir)
+        logs_of_streams.set_generation(self.lease.generation)
+        believed, is_orderly = self.lease.believed, self.lease.is_orderly
+        self.recovery = Recovery(metadata, *sizes, reserve=reserve, believed=believed, is_orderly=is_orderly)
         self.recovery.before_serving(BEFORE_SERVING_S)
         if self.recovery.left:
             calls = self.selector, self._in_child, self._live, self._announce
@@ -477,6 +491,8 @@ class Supervisor:
         if self.manager.due is not None and now_s >= self.manager.due:
             is_over = self.stop_deadline_s is not None  # which has a time of its own
             self.manager.feed(now_s, is_well=is_over or self.hangs.is_any_well(self.manager.interval_s / 2))
+        if self.lease.lost and not self.deposed:
+            self._on_lease_lost()
         if now_s >= self.memory.due:
             pids = [process.pid for process in self.processes if process.alive]
             self.memory.look([self.pid, *pids])
@@ -546,10 +562,25 @@ class Supervisor:
             self._stop("another broker has this one's place in the object store",
                        min(DEPOSED_END_S, self.config.remote.deposed_after_s / 2))  # fmt: skip
 
+    def _on_lease_lost(self) -> None:
+        """Another broker writes into the directory: whatever is taken now could be confirmed by both."""
+        self.deposed = True
+        log.error("%s: this one ends at once with exit code %d, and syncs nothing", self.lease.lost, DEPOSED)
+        if self.stop_deadline_s is None:
+            self._stop("another broker has the data directory", 0.0)
+        self._kill("another broker has the data directory")
+
+    def _wake(self) -> None:
+        """From another thread: the loop looks at what is due."""
+        with contextlib.suppress(BlockingIOError):  # full: it is about to look
+            self.signals_write.send(b"\0")
+
     # ---- signals ----
 
     def _on_signals(self) -> None:
         for number in self.signals_read.recv(64):
+            if number == 0:  # _wake
+                continue
             if number == signal.SIGHUP:
                 self._reload()
             elif self.stop_deadline_s is None:

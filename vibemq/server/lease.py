@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DATA/lease: which broker uses the directory, and what vouches for the writes of the last one that no sync covers.
+
+The lock of the directory (datadir.acquire) excludes another broker on the same mount.  Through another mount of the
+same files (FUSE, an overlay beside its upper layer) the kernel gives the lock twice.  So the supervisor names itself
+here and renews that every RENEW_S; a start whose lock proves nothing waits for a renewal before it takes the directory.
+
+The record also names the last start: its generation, boot, device and mount, and whether it stopped in order.  Control
+pages of streams have the same generation.  Only pages that the record vouches for are believed at a start; all others,
+as in a snapshot, are recovered as after a restart of the machine (csrc/log/recovery.c).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+from vibemq.errors import AlreadyRunning, SetupError
+from vibemq.storage.shm import mount_id
+
+FILE = "lease"
+RENEW_S = 2.0
+#: So long a start waits for a renewal where nothing else tells whether the owner lives: two are missed then.
+FOREIGN_WAIT_S = 2 * RENEW_S + 1.0
+#: Workers of a supervisor that has died end within this time (processes.ORPHAN_LOOK_S).
+ORPHANS_WAIT_S = 2.0
+LOOK_S = 0.1
+#: Two starts at the same instant through two mounts: the one whose record was overwritten sees that after this time.
+SETTLE_S = 0.25
+_RECORD_BYTES = 1024  # one write of one block
+_FORMAT = 1
+#: File systems that one machine alone has mounted: a lease of another boot is that of a dead broker.
+LOCAL = frozenset(
+    ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
+)
+
+log = logging.getLogger("vibemq.server")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A supervisor, and the files by which it has the directory."""
+
+    token: str
+    host: str
+    boot: str
+    pid: int
+    pid_began: str
+    pid_namespace: int
+    device: int
+    inode: int  # of DATA/lock
+
+    def is_alive(self, boot: str) -> bool:
+        """Return whether that process runs, where this one can see it."""
+        if self.boot != boot or self.pid_namespace != _pid_namespace():
+            return False
+        return _began(self.pid) == self.pid_began != ""
+
+
+@dataclass(frozen=True)
+class Written:
+    """The last start that wrote streams here."""
+
+    generation: int
+    boot: str
+    device: int
+    inode: int
+    mount: int
+    is_stopped: bool  # all was synced, and nobody has written since
+
+
+@dataclass(frozen=True)
+class Record:
+    owner: Owner | None = None
+    renewals: int = 0
+    written: Written | None = None
+
+
+def read(path: str) -> Record | None:
+    """Return the record of a directory; None: there is none, or it is damaged.
+
+    Raises SetupError: it is a newer version's, or cannot be read.
+    """
+    try:
+        # Opened each time: FUSE asks its file system then.
+        fd = os.open(f"{path}/{FILE}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise _failed(path, "read", problem) from None
+    try:
+        data = os.pread(fd, _RECORD_BYTES, 0)
+    except OSError as problem:
+        raise _failed(path, "read", problem) from None
+    finally:
+        os.close(fd)
+    text, _, check = data.strip().rpartition(b" ")
+    if check != b"%08x" % zlib.crc32(text):
+        return None
+    found = json.loads(text)
+    if found["format"] > _FORMAT:
+        raise SetupError(
+            f"{path}/{FILE} is of version {found['format']}, and this `vibemq` knows {_FORMAT}",
+            hint="start the version that wrote it",
+        )
+    owner, written = found["owner"], found["written"]
+    return Record(Owner(**owner) if owner else None, found["renewals"], Written(**written) if written else None)
+
+
+def _write(path: str, record: Record, *, sync: bool) -> None:
+    text = json.dumps({"format": _FORMAT, **asdict(record)}).encode()
+    data = (text + b" %08x" % zlib.crc32(text)).ljust(_RECORD_BYTES - 1) + b"\n"
+    fd = os.open(f"{path}/{FILE}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.pwrite(fd, data, 0)
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Lease:
+    """Of this start, from ``take`` to ``give_back``."""
+
+    def __init__(
+        self, path: str, owner: Owner, believed: int, mount: int, *, is_orderly: bool, is_moved: bool = False
+    ) -> None:
+        self.path, self.owner, self.mount = path, owner, mount
+        #: The generation of control pages that are believed; 0: none.
+        self.believed = believed
+        self.is_orderly = is_orderly  # the last broker stopped in order
+        self.is_moved = is_moved  # written in this boot, and through another mount
+        self.generation = secrets.randbits(63) | 1
+        self.lost = ""  # who has taken it from us
+        self._record = Record(owner)
+        self._writes = threading.Lock()
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def vouches(self) -> bool:
+        return self.believed != 0
+
+    def begin(self) -> None:
+        """Before anything is written into streams: from now on this start's generation counts.  Raises SetupError."""
+        owner = self.owner
+        written = Written(self.generation, owner.boot, owner.device, owner.inode, self.mount, is_stopped=False)
+        self._store(written)
+
+    def require(self) -> None:
+        """Raises AlreadyRunning: another broker has taken the lease since."""
+        found = read(self.path)
+        if found is not None and found.owner != self.owner:
+            raise _is_used(self.path, found.owner)
+
+    def keep(self, on_lost: Callable[[], None]) -> None:
+        """Renew it in a thread of its own until ``give_back``; ``on_lost`` runs there, once."""
+        self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="lease", daemon=True)
+        self._thread.start()
+
+    def _renew(self, on_lost: Callable[[], None]) -> None:
+        while not self._ends.wait(RENEW_S):
+            try:
+                self.require()
+                with self._writes:
+                    self._record = replace(self._record, renewals=self._record.renewals + 1)
+                    _write(self.path, self._record, sync=False)
+            except AlreadyRunning as problem:
+                self.lost = str(problem)
+                on_lost()
+                return
+            except (OSError, SetupError) as problem:
+                log.warning("the lease in %s is not renewed: %s", self.path, problem)
+
+    def give_back(self, *, is_stopped: bool) -> None:
+        """Nobody uses the directory any more; ``is_stopped``: every stream is synced."""
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join()
+        written = self._record.written
+        if self.lost or written is None:
+            return
+        try:
+            self.require()
+            self._record = Record(None, 0, replace(written, is_stopped=is_stopped))
+            _write(self.path, self._record, sync=True)
+        except AlreadyRunning as problem:
+            log.error("the lease is not given back: %s", problem)
+        except (OSError, SetupError) as problem:
+            log.warning("the lease in %s is not given back: %s", self.path, problem)
+
+    def _store(self, written: Written | None) -> None:
+        try:
+            with self._writes:
+                self._record = replace(self._record, written=written)
+                _write(self.path, self._record, sync=True)
+        except OSError as problem:
+            raise _failed(self.path, "write", problem) from None
+
+
+def take(path: str, lock_fd: int, boot: str) -> Lease:
+    """Take the lease of a directory whose lock is held.  Raises AlreadyRunning, SetupError.
+
+    Waits where a broker may have the directory through another mount.
+    """
+    at = os.fstat(lock_fd)
+    mine = Owner(
+        secrets.token_hex(8), socket.gethostname(), boot, os.getpid(), _began(os.getpid()), _pid_namespace(),
+        at.st_dev, at.st_ino,
+    )  # fmt: skip
+    mount = mount_id(lock_fd)
+    found = read(path) or Record()
+    waited_s = _wait_for_owner(path, found, mine, lock_fd)
+    written, believed = found.written, 0
+    if written is not None and written.boot == boot:
+        here = written.device, written.inode, written.mount
+        if written.is_stopped or (mount and here == (mine.device, mine.inode, mount)):
+            believed = written.generation
+    is_orderly = written is not None and written.is_stopped
+    is_moved = written is not None and written.boot == boot and not believed
+    lease = Lease(path, mine, believed, mount, is_orderly=is_orderly, is_moved=is_moved)
+    lease._store(written)
+    if waited_s:
+        time.sleep(SETTLE_S)
+    lease.require()
+    return lease
+
+
+def _wait_for_owner(path: str, found: Record, mine: Owner, lock_fd: int) -> float:
+    """Return for how long nobody renewed it.  Raises AlreadyRunning: somebody did."""
+    owner = found.owner
+    if owner is None or (wait_s := _wait_s(owner, mine, lock_fd)) == 0.0:
+        return 0.0
+    said = (
+        "%s: the broker with pid %d on %s did not give its lease back, and the lock does not tell whether it has the "
+        "directory through another mount; waiting %g s for it to renew the lease"
+    )
+    log.warning(said, path, owner.pid, owner.host, wait_s)
+    deadline_s = time.monotonic() + wait_s
+    while time.monotonic() < deadline_s:
+        time.sleep(LOOK_S)
+        now = read(path)
+        if now is not None and (now.owner, now.renewals) != (owner, found.renewals):
+            raise _is_used(path, now.owner)
+    return wait_s
+
+
+def _wait_s(owner: Owner, mine: Owner, lock_fd: int) -> float:
+    if owner.is_alive(mine.boot):  # here, or where this directory was copied from
+        return 0.0 if owner.pid == mine.pid else FOREIGN_WAIT_S
+    if owner.boot == mine.boot:
+        if (owner.device, owner.inode) == (mine.device, mine.inode):
+            return 0.0  # it had the lock that this process has now
+        return ORPHANS_WAIT_S if owner.pid_namespace == mine.pid_namespace else FOREIGN_WAIT_S
+    return 0.0 if _file_system(lock_fd) in LOCAL else FOREIGN_WAIT_S
+
+
+def _is_used(path: str, owner: Owner | None) -> AlreadyRunning:
+    whose = f"the broker with pid {owner.pid} on {owner.host}" if owner is not None else "another broker"
+    return AlreadyRunning(
+        f"the data directory {path} is in use by {whose}, which reaches it through another mount",
+        hint="stop that broker first, or give this one its own --data-dir",
+    )
+
+
+def _failed(path: str, what: str, problem: OSError) -> SetupError:
+    return SetupError(f"cannot {what} {path}/{FILE}: {problem.strerror}", hint="make room on its disk, or check it")
+
+
+def _began(pid: int) -> str:
+    """When a process began, in clock ticks since the boot; empty: there is none."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+        return fields[19].decode() if fields[0] not in (b"Z", b"X") else ""
+    return ""
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _file_system(fd: int) -> str:
+    """The type of the file system of an open file; empty: unknown."""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
+            mount = next((line.split()[1] for line in file if line.startswith("mnt_id:")), "")
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                if line.split(" ", 1)[0] == mount:
+                    return line.partition(" - ")[2].split(" ", 1)[0]
+    return ""
