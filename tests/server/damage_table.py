@@ -140,6 +140,7 @@ FILES = (
         NOTHING,
         "none; with `[remote]` the start is refused: start with an empty data directory, which the bucket fills",
     ),
+    Kind("`lease`", "lease", NOTHING, NOTHING, NOTHING, "none: all streams are recovered as after a power cut"),
     Kind("`meta.db`", "meta.db", REFUSED, REFUSED, REFUSED, "restore it from a backup, or from the bucket"),
     Kind(
         "`meta.check`",

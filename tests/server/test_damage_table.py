@@ -31,7 +31,7 @@ from vibemq.client.streams import StreamsConnection
 from vibemq.errors import StorageError, VibeMQError
 from vibemq.remote.objects import Damaged, opened, sealed
 from vibemq.remote.objects import Kind as ObjectKind
-from vibemq.server import datadir
+from vibemq.server import datadir, lease
 from vibemq.server.recovery import Recovery
 from vibemq.storage.members import MemberTable
 from vibemq.storage.metadata import Metadata
@@ -120,12 +120,17 @@ class World:
             number = "another boot"
         metadata = None
         try:
+            with open(self.folder / "lock", "ab") as lock:
+                held = lease.take(str(self.folder), lock.fileno(), number)
             datadir.identify(str(self.folder), has_bucket=False)
             metadata = Metadata(path)
-            metadata.require_whole(number, is_restorable=False)
+            metadata.require_whole(number if held.vouches else "", is_restorable=False)
             metadata.begin_serving(number)
             metadata.require_access()
-            Recovery(metadata, SEGMENT_BYTES, SEGMENT_BYTES, reserve=self.reserve).before_serving()
+            held.begin()
+            believed, is_orderly = held.believed, held.is_orderly
+            options = {"reserve": self.reserve, "believed": believed, "is_orderly": is_orderly}
+            Recovery(metadata, SEGMENT_BYTES, SEGMENT_BYTES, **options).before_serving()
             facts.accounts = [metadata.users(), metadata.permissions("eve"), [r.name for r in metadata.logs()]]
         except VibeMQError as problem:
             facts.refused = f"{problem} {problem.hint}"

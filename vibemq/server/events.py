@@ -48,7 +48,11 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s: this one ends at once with exit code %d, and syncs nothing",
         "the lease is not given back: %s",
     ),
-    "lease_not_renewed": ("the lease in %s is not renewed: %s", "the lease in %s is not given back: %s"),
+    "lease_not_renewed": (
+        "the lease in %s is not renewed: %s",
+        "the lease in %s is not given back: %s",
+        "the lease in %s is not given back: its renewal has waited for the disk for %g s",
+    ),
     "data_directory_moved": (
         "%s was written through another mount, or is a copy: all streams are recovered as after a power cut",
     ),

@@ -34,6 +34,8 @@ FOREIGN_WAIT_S = 2 * RENEW_S + 1.0
 #: Workers of a supervisor that has died end within this time (processes.ORPHAN_LOOK_S).
 ORPHANS_WAIT_S = 2.0
 LOOK_S = 0.1
+#: So long a stop waits for a renewal that has begun, as on a disk that stalls.
+LAST_RENEWAL_S = 5.0
 #: Two starts at the same instant through two mounts: the one whose record was overwritten sees that after this time.
 SETTLE_S = 0.25
 _RECORD_BYTES = 1024  # one write of one block
@@ -185,7 +187,11 @@ class Lease:
         """Nobody uses the directory any more; ``is_stopped``: every stream is synced."""
         self._ends.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(LAST_RENEWAL_S)
+            if self._thread.is_alive():
+                said = "the lease in %s is not given back: its renewal has waited for the disk for %g s"
+                log.warning(said, self.path, LAST_RENEWAL_S)
+                return
         written = self._record.written
         if self.lost or written is None:
             return
