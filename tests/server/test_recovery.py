@@ -284,6 +284,17 @@ def test_a_log_with_messages_that_no_stream_owns_is_kept_and_named(metadata, mon
     assert f"{orphan} belongs to no stream; it is kept" in caplog.text
 
 
+def test_a_log_whose_page_says_nothing_of_its_messages_is_kept(metadata, tmp_path, caplog):
+    """As in a copy, where the page may be of an earlier instant than the segments."""
+    directory = tmp_path / "streams" / ("ab" * 8)
+    logs.create(str(directory))
+    with open(directory / f"{0:020}.segment", "ab") as file:
+        file.write(b"a chunk")
+    recover(metadata)
+    assert directory.exists()
+    assert f"{directory} belongs to no stream; it is kept" in caplog.text
+
+
 def test_what_is_no_log_is_left_alone(metadata, tmp_path):
     (tmp_path / "streams" / "notes.txt").write_text("mine")
     recover(metadata)

@@ -447,11 +447,15 @@ def _holds_nothing(directory: str) -> bool:
         held = logs.Log(directory)
     except StorageError as problem:
         # A creation ends with the control page, and so does a removal; that of another boot cannot be believed.
-        if problem.code in ("ERR_NOT_FOUND", "ERR_STALE"):
-            first = os.path.join(directory, f"{0:020}")
-            held_bytes = os.path.getsize(f"{first}.segment") if os.path.exists(f"{first}.segment") else 0
-            is_first = logs.segments(directory) == [0] and not os.path.exists(f"{first}.remote")
-            return is_first and held_bytes <= logs.SEGMENT_HEADER_BYTES
-        return problem.code == "ERR_DELETED"
-    with closing(held):
-        return held.stats().next_offset == 0
+        is_unfinished = problem.code in ("ERR_NOT_FOUND", "ERR_STALE")
+        return problem.code == "ERR_DELETED" or (is_unfinished and _has_no_bytes(directory))
+    with closing(held):  # in a copy the page may be older than the segments
+        return held.stats().next_offset == 0 and _has_no_bytes(directory)
+
+
+def _has_no_bytes(directory: str) -> bool:
+    """Return whether the first segment alone is there, and has only its header."""
+    first = os.path.join(directory, f"{0:020}")
+    held_bytes = os.path.getsize(f"{first}.segment") if os.path.exists(f"{first}.segment") else 0
+    is_first = logs.segments(directory) == [0] and not os.path.exists(f"{first}.remote")
+    return is_first and held_bytes <= logs.SEGMENT_HEADER_BYTES
