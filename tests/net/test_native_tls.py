@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native door over TLS, by the clients that people use for it: vibemqs://, the commands and the load generator."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -9,13 +10,15 @@ from pathlib import Path
 
 import pytest
 from authority import Authority, Identity, tls_flags
-from running import ENVIRONMENT, Running, broker
+from running import ENVIRONMENT, Running, broker, wait_until
 
 from vibemq.bench.queues import QueueLoad
 from vibemq.bench.run import run
 from vibemq.client import connect
 from vibemq.client.settings import parse, streams_address
 from vibemq.errors import ConfigError, ConnectionClosed, UserError
+
+CLOSES = 2  # each in the middle of deliveries
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,23 @@ def test_what_is_published_over_tls_is_consumed_over_tls_and_without(
             assert len(at) == 2
     with connect(f"vibemqs://localhost:{port}", tls=authority.client_context(mine)) as client:
         client.publish(name, 1)
+
+
+def test_a_client_that_closes_while_deliveries_arrive_is_heard_saying_which_message_it_held(
+    secured: Running, authority: Authority, mine: Identity, name: str
+) -> None:
+    url = f"vibemqs://localhost:{secured.ports['native-tls']}"
+    with connect(f"vibemq://127.0.0.1:{secured.native_port}") as plain:
+        plain.create_queue(name, attempts_max=1000)
+        plain.publish_many(name, ["x" * 100_000 for _ in range(200)])
+        for _ in range(CLOSES):
+            with connect(url, tls=authority.client_context(mine)) as client:
+                next(iter(client.consume(name, prefetch=200)))
+            wait_until(lambda: plain.queue_info(name).subscribers == 0, "its consumer is gone")
+        with plain.consume(name, prefetch=200) as consumer:
+            held, *others = itertools.islice(consumer, 200)
+        assert held.attempts == CLOSES + 1
+        assert {message.attempts for message in others} == {1}, "the program never saw them"
 
 
 def test_who_does_not_trust_or_is_not_trusted_is_told_what_to_do(
