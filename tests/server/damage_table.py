@@ -147,7 +147,7 @@ FILES = (
         "meta.check",
         REFUSED,
         REFUSED,
-        REFUSED,
+        NOTHING,
         "remove it to accept `meta.db` as it is, or restore a backup",
     ),
     Kind(
