@@ -14,6 +14,7 @@ import vibemq.storage.cold as cold
 from vibemq.errors import StorageError
 from vibemq.remote.objects import (
     CHUNKS_HEAD_BYTES,
+    FAN_OUTS,
     chunks_head,
     ledger_section,
     members_section,
@@ -253,7 +254,7 @@ class Followed:
             count = ledger.settled_count(self.directory)
             base, ranges = ledger.settled(self.directory)
             # Behind the ledger: whoever is owed a copy of what is settled there is in it.
-            self._members_seen, packed = members.packed(self.directory)
+            self._members_seen, packed = members.packed(self.directory) if self._is_fan_out else (0, b"")
         except StorageError as problem:
             if problem.code == "ERR_NOT_FOUND":  # it is becoming a queue
                 return
@@ -265,6 +266,10 @@ class Followed:
         made.marks.append(lambda: setattr(self, "_ledger_in", made.number))
         now_s = time.monotonic()
         self._ledger_due_s = now_s + (now_s - began_s) / LEDGER_SHARE
+
+    @property
+    def _is_fan_out(self) -> bool:
+        return self.record.queue is not None and self.record.queue.get("mode") in FAN_OUTS
 
     @property
     def has_state_news(self) -> bool:
@@ -284,7 +289,7 @@ class Followed:
         if ledger.settled_count(self.directory) != self._ledger_seen:
             return True
         began_s = time.monotonic()
-        if began_s < self._members_due_s:
+        if not self._is_fan_out or began_s < self._members_due_s:
             return False
         number, _ = members.packed(self.directory)
         now_s = time.monotonic()

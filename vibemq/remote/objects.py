@@ -236,6 +236,10 @@ class LedgerState(NamedTuple):
     ranges: tuple[tuple[int, int], ...]
 
 
+#: Of a queue's option `mode` (vibemq/broker/options.py).
+FAN_OUTS = (1, 2)
+
+
 class Members(NamedTuple):
     """The members of a fan-out queue, as `vibemq.storage.members.packed` has them."""
 

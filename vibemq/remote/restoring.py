@@ -21,6 +21,7 @@ from vibemq.errors import RemoteError, StorageError
 from vibemq.remote.bucket import Bucket, Missing
 from vibemq.remote.epochs import Epochs, WriteAheadObject
 from vibemq.remote.objects import (
+    FAN_OUTS,
     Chunks,
     Damaged,
     Kind,
@@ -53,9 +54,6 @@ ADVICE = (
     "to have them back, stop this broker before anybody publishes, put the objects that are missing or damaged back "
     "from a copy or a version of the bucket, and start with an empty data directory again"
 )
-
-#: Of a queue's option `mode` (vibemq/broker/options.py).
-FAN_OUTS = (1, 2)
 
 log = logging.getLogger("vibemq.remote")
 
