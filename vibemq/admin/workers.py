@@ -65,10 +65,14 @@ class Workers:
                 if not packet:
                     raise NoAnswer(f"worker {worker} cannot be asked: the broker is ending")
                 head = json.loads(packet)
-                if not answer or head.get("id") != number:
+                if head.get("id") != number:
                     continue
                 if "error" in head:
                     raise NoAnswer(f"worker {worker} cannot do that: {head['error']}")
+                if "answer" in head:
+                    return head["answer"]
+                if not answer:
+                    raise NoAnswer(f"the answer of worker {worker} was lost: this process has too many files open")
                 return json.loads(answer[0])
         except OSError as problem:
             raise NoAnswer(f"worker {worker} cannot be asked: {problem.strerror}") from problem

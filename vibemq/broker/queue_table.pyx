@@ -173,10 +173,10 @@ cdef class QueueTable:
         if what.kind != LETTER_YOURS and what.kind != LETTER_JOIN and what.kind != LETTER_HAND:
             return None
         # This worker has let go of it meanwhile, but is its home by name, or is handed its messages.
-        record = self.metadata.stream_at(what.slot)
-        if record is None or int(record.incarnation[:8], 16) != what.tag:
-            return None
         try:
+            record = self.metadata.stream_at(what.slot)
+            if record is None or int(record.incarnation[:8], 16) != what.tag:
+                return None
             return self.find(record.vhost, record.name)
         except (StreamNotFound, StorageError):
             return None

@@ -2,10 +2,10 @@
 """What a worker tells the admin process about itself: one question a turn, each answered within about a millisecond.
 
 A question is one packet of JSON, ``{"id": 7, "ask": "sessions", ...}``, and so is the answer, ``{"id": 7}``, perhaps
-with an ``error``; with it comes a memfd that holds what was asked for as JSON.  So an answer of any size goes whole,
-and the loop never waits for a reader: when the admin process is dead or slow its socket is full, and the answer is
-dropped.  What may be long (all connections, all streams) is asked for piece by piece: each answer says where the next
-begins.
+with an ``error``.  A small answer lies in it as ``answer``; with a larger one comes a memfd that holds it as JSON.  So
+an answer of any size goes whole, and the loop never waits for a reader: when the admin process is dead or slow its
+socket is full, and the answer is dropped.  What may be long (all connections, all streams) is asked for piece by
+piece: each answer says where the next begins.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from vibemq.server.turn import Loop
 
 QUESTION_BYTES_MAX = 64 * 1024
+ANSWER_INLINE_BYTES_MAX = 2048  # what health checks ask for: answered also where no descriptor is left
 PUBLISHES_MAX = 64  # messages of people whose confirm nobody has asked for yet; the oldest answered one is forgotten
 PIECE_NS_MAX = 500_000  # of the loop's time for one answer: half of the millisecond that nothing may exceed
 
 logger = logging.getLogger(__name__)
 faults = OnceAMinute(logger, logging.ERROR)
+dropping = OnceAMinute(logger)
 
 
 class Inquiries:
@@ -73,14 +75,23 @@ class Inquiries:
         self._send(head, answer)
 
     def _send(self, head: dict[str, object], answer: object) -> None:
-        fd = os.memfd_create("vibemq-answer", os.MFD_CLOEXEC)
+        text, fds = json.dumps(answer, default=_shown), []
         try:
-            os.write(fd, json.dumps(answer, default=_shown).encode())
-            socket.send_fds(self._channel, [json.dumps(head).encode()], [fd])
+            if len(text) <= ANSWER_INLINE_BYTES_MAX:
+                head["answer"] = json.loads(text)
+            else:
+                fds.append(os.memfd_create("vibemq-answer", os.MFD_CLOEXEC))
+                os.write(fds[0], text.encode())
+        except OSError as problem:  # no descriptor, no memory
+            head["error"] = f"an answer of {len(text)} bytes cannot be sent: {problem.strerror}"
+        try:
+            packet = json.dumps(head).encode()
+            socket.send_fds(self._channel, [packet], fds) if fds else self._channel.send(packet)
         except OSError as problem:
-            logger.warning("an answer for the admin process was dropped: %s", problem.strerror)
+            dropping.say("", "an answer for the admin process was dropped: %s", problem.strerror)
         finally:
-            os.close(fd)
+            for fd in fds:
+                os.close(fd)
 
     # ---- the answers ----
 

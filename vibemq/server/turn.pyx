@@ -18,6 +18,7 @@ GRACE_MS have passed: for clients that were paused too, and for deliveries that 
 import errno
 import logging
 import os
+import resource
 import socket
 
 from libc.stdint cimport int64_t
@@ -43,6 +44,7 @@ faults = OnceAMinute(logger, logging.ERROR)
 cdef enum:
     TICK_MS = 500            # heartbeats and deadlines are in seconds
     ACCEPTS_PER_TURN = 64    # a storm of connections does not starve those that exist
+    FILES_KEPT = 64          # descriptors that no newcomer gets: logs, answers and rings need some
     CLOSING_MS_MAX = 10_000  # for a peer to take the end of what it asked for
     LINGERING_MS_MAX = 500   # at the broker's end, for a peer to end its side: those that are alive do it at once
     LATE_MS = 500            # a loop that comes back later than this was paused; deadlines are in seconds
@@ -78,6 +80,8 @@ cdef class Loop:
     cdef public bint draining
     cdef readonly bint suspended      # maintenance: nobody is let in, and who is here is sent away
     cdef int64_t suspended_ms         # until when they may take to leave
+    cdef int files_max               # a descriptor from this number on is one of FILES_KEPT
+    cdef unsigned int unheard        # requests on the board whose handling failed; the next tick tries again
     cdef bint full                   # nobody is let in, for want of room
     cdef bint accepting              # the listening sockets are watched: neither of these
     cdef int64_t awake_ms            # when the last wait ended; 0: no wait yet
@@ -103,6 +107,8 @@ cdef class Loop:
         self.by_fd = [None] * 1024
         self.wanting = []
         self.connections_max, self.accepting = server.connections_max, True
+        files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.files_max = files_max - min(<int> FILES_KEPT, files_max // 4)
         self.says_full, self.says_ended = OnceAMinute(logger), OnceAMinute(logger, logging.INFO)
         self.says_paused = OnceAMinute(logger, logging.INFO)
         self.says_behind = OnceAMinute(logger)
@@ -174,17 +180,24 @@ cdef class Loop:
         self.meters.begin_turn()
         self.queues.now_ms = self.meters.turn_us // 1000
         requests = core.doorbell_requests_take(self.board.raw, self.board.index)
-        if requests & core.DOORBELL_REQUEST_MAIL:
-            self.queues.take_mail()
-        if requests & core.DOORBELL_REQUEST_SEATS:
-            self.queues.seats_changed()
-            self.groups.seats_changed()
-        if requests & core.DOORBELL_REQUEST_GROUPS:
-            self.groups.take_news()
-        if requests & core.DOORBELL_REQUEST_ACCESS:
-            self.on_access()
-        if requests & core.DOORBELL_REQUEST_WORK:
-            self.helpers.take_finished()
+        return self._heed(requests) if requests else 0
+
+    cdef int _heed(self, unsigned int requests) except -1:
+        try:
+            if requests & core.DOORBELL_REQUEST_MAIL:
+                self.queues.take_mail()
+            if requests & core.DOORBELL_REQUEST_SEATS:
+                self.queues.seats_changed()
+                self.groups.seats_changed()
+            if requests & core.DOORBELL_REQUEST_GROUPS:
+                self.groups.take_news()
+            if requests & core.DOORBELL_REQUEST_ACCESS:
+                self.on_access()
+            if requests & core.DOORBELL_REQUEST_WORK:
+                self.helpers.take_finished()
+        except Exception as problem:  # no memory or no descriptor: each of these may be done again
+            self.unheard |= requests
+            faults.say_fault(problem, "while heeding what other processes and threads asked for")
         return 0
 
     cdef int _timeout_ms(self):
@@ -300,13 +313,28 @@ cdef class Loop:
                 pass  # taken already: another event of the same wait
             return 0
         found = self.listeners.get(fd)
-        if found is not None:
-            self._accept(*found)
-        elif fd in self.attended:
-            self.attended[fd]()
+        try:
+            if found is not None:
+                self._accept(*found)
+            elif fd in self.attended:
+                self.attended[fd]()
+        except Exception as problem:  # neither a newcomer nor a question of another process may end this worker
+            faults.say_fault(problem, "while reading from a listener or another process")
         return 0
 
+    cdef bint _has_descriptors(self):
+        """Whether a newcomer's descriptor would leave FILES_KEPT."""
+        try:
+            fd = os.dup(self.board.doorbell_fd)  # it gets the lowest free number
+        except OSError:
+            return False
+        os.close(fd)
+        return fd < self.files_max
+
     def _accept(self, listener, door, certificates):
+        if not self._has_descriptors():
+            self._stop_when_full("the limit of open files is reached")
+            return
         for _ in range(ACCEPTS_PER_TURN):
             if len(self.connections) >= self.connections_max:
                 self._stop_when_full("server.connections_max is reached")
@@ -327,7 +355,16 @@ cdef class Loop:
             except OSError:
                 accepted.close()  # gone already
                 continue
-            self._start(Connection(accepted.detach(), self, peer, local, certificates), door, b"")
+            try:
+                connection = Connection(accepted.fileno(), self, peer, local, certificates)
+            except Exception as problem:  # no memory, perhaps for TLS
+                accepted.close()
+                faults.say_fault(problem, "a connection could not be accepted")
+                continue
+            accepted.detach()
+            self._start(connection, door, b"")
+            if connection.fd >= self.files_max:
+                return  # the next event asks whether there are more
 
     def _start(self, Connection connection, door, bytes data):
         self._add(connection)
@@ -441,6 +478,10 @@ cdef class Loop:
         self.on_access()
         say_due()
         logs.write_pending()
+        self.helpers.start_refused()
+        if self.unheard:
+            requests, self.unheard = self.unheard, 0
+            self._heed(requests)
         if self.full and len(self.connections) < self.connections_max:
             self.full = False
             self._watch_listeners()
@@ -480,11 +521,19 @@ cdef class Loop:
         cdef bint wanted = not (self.full or self.suspended or self.draining)
         if wanted != self.accepting:
             self.accepting = wanted
-            for fd in self.listeners:
-                if wanted:
-                    self.poller.register(fd, READ)
-                else:
+            watched = []
+            try:
+                for fd in self.listeners:
+                    if wanted:
+                        self.poller.register(fd, READ)
+                        watched.append(fd)
+                    else:
+                        self.poller.unregister(fd)
+            except OSError as problem:  # no memory, or too many descriptors are watched: the next tick tries again
+                self.full, self.accepting = True, False
+                for fd in watched:
                     self.poller.unregister(fd)
+                faults.say_fault(problem, "the listeners cannot be watched for now")
         return 0
 
     def suspend(self, int64_t timeout_ms):
