@@ -73,25 +73,54 @@ def test_who_says_nothing_is_dropped_and_who_asks_is_kept(served, monkeypatch):
     served(test)
 
 
-def test_connections_beyond_the_limit_are_refused_until_others_end(served, monkeypatch):
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+def test_beyond_the_limit_the_oldest_connection_that_asks_nothing_makes_room(served, monkeypatch):
     monkeypatch.setattr(http, "CONNECTIONS_MAX", 2)
 
     async def test(host, port):
-        kept = [await asyncio.open_connection(host, port) for _ in range(2)]
-        for one in kept:
-            assert await health(*one) == b"HTTP/1.1 200 OK\r\n"
-        reader, _ = await asyncio.open_connection(host, port)
-        assert await reader.read() == b""
-        kept[0][1].close()
-        status = b""
-        while not status:
-            try:
-                status = await health(*await asyncio.open_connection(host, port))
-            except ConnectionError:  # refused after all was sent
-                continue
-        assert status == b"HTTP/1.1 200 OK\r\n"
+        half_open = await asyncio.open_connection(host, port)
+        half_open[1].write(b"GET /hea")
+        answered = await asyncio.open_connection(host, port)
+        assert await health(*answered) == OK
+        newcomer = await asyncio.open_connection(host, port)
+        assert await health(*newcomer) == OK
+        assert await ended(half_open)
+        assert await health(*await asyncio.open_connection(host, port)) == OK
+        await answered[0].readuntil(b"}")
+        assert await ended(answered)
 
     served(test)
+
+
+def test_beyond_the_limit_nobody_is_let_in_while_all_are_being_answered(served, monkeypatch):
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 2)
+    asked, over = threading.Event(), threading.Event()
+
+    def slow(*_):
+        asked.set()
+        assert over.wait(DEADLINE_S)
+        return Answer(200, {"status": "ok"})
+
+    async def test(host, port):
+        monkeypatch.setattr(http, "handle", slow)
+        kept = [asyncio.create_task(health(*await asyncio.open_connection(host, port))) for _ in range(2)]
+        await asyncio.to_thread(asked.wait, DEADLINE_S)
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET /health HTTP/1.1\r\n")
+        assert await ended((reader, writer))
+        over.set()
+        assert await asyncio.gather(*kept) == [OK, OK]
+
+    served(test)
+
+
+async def ended(connection):
+    try:
+        return await connection[0].read() == b""
+    except ConnectionResetError:
+        return True
 
 
 async def wrong_password(reader, writer):

@@ -82,7 +82,12 @@ class Keys:
             if self._tried_s is not None and self._clock() - self._tried_s < RETRY_S:
                 return False
             self._is_fetching, self._tried_s = True, self._clock()
-            threading.Thread(target=self._run, name="jwks", daemon=True).start()
+            try:
+                threading.Thread(target=self._run, name="jwks", daemon=True).start()
+            except RuntimeError as problem:  # pids.max, or the memory for it: the next login tries again
+                self._is_fetching = False
+                failing.say("jwks", "the keys for tokens cannot be had from %s: %s", self._options.jwks, problem)
+                return False
         self._changed.wait_for(lambda: not self._is_fetching, WAIT_S)
         return True
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 import socket
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -46,7 +48,8 @@ HEALTH_THREADS_MAX = 1  # for each path: what is asked there while workers hang 
 HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine
 TOKEN_THREADS_MAX = 2  # they may wait for the provider's keys
 SHUTDOWN_TIMEOUT_S = 1.0
-CONNECTIONS_MAX = 1024  # over TCP: a flood of them may not use up the files that `vibemq ctl` needs
+CONNECTIONS_MAX = 1024  # of each port: a flood of them may not use up the files that `vibemq ctl` needs
+FILES_KEPT = 128  # for `vibemq ctl`, questions to workers and files of ours, where the limit of open files is low
 FIRST_REQUEST_S = 10.0  # who connects and says nothing for so long makes room for others
 FAILED_LOGINS_MAX = 512  # that wait for their answer: more than the hashing threads can refuse within a delay
 REALM = "VibeMQ Management"
@@ -62,7 +65,32 @@ log = logging.getLogger("vibemq.admin")
 faults = OnceAMinute(log, logging.ERROR)
 refusing = OnceAMinute(log)  # anybody may fail to log in, and must not fill the disk with it
 throttling = OnceAMinute(log)
+crowded = OnceAMinute(log)
+starved = OnceAMinute(log)
 malformed = OnceAMinute(log, logging.INFO, event="peer_refused")
+
+
+class Threads(ThreadPoolExecutor):
+    """Threads of which one is there from the start on: a request is answered also where no more may be started."""
+
+    def __init__(self, threads_max: int, name: str) -> None:
+        super().__init__(threads_max, name)
+        with suppress(RuntimeError):  # the first request asks for it again
+            self.submit(_nothing)
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()  # the request is in the queue of those that run already
+        except RuntimeError as problem:
+            name = self._thread_name_prefix
+            said = "a thread for %s was refused (%d run): %s; raise pids.max, `ulimit -u` or the limit of memory"
+            starved.say(name, said, name, len(self._threads), problem)
+            if not self._threads:
+                raise
+
+
+def _nothing() -> None:
+    """Start a thread."""
 
 
 class Server:
@@ -71,13 +99,13 @@ class Server:
     def __init__(self, api: Api, authenticator: Authenticator) -> None:
         self._api = api
         self._authenticator = authenticator
-        self._threads = ThreadPoolExecutor(THREADS_MAX, "request")
-        self._ctl_threads = ThreadPoolExecutor(CTL_THREADS_MAX, "ctl")
-        self._metrics_threads = ThreadPoolExecutor(METRICS_THREADS_MAX, "metrics")
-        self._account_threads = ThreadPoolExecutor(ACCOUNT_THREADS_MAX, "account")
-        self._health_threads = {path: ThreadPoolExecutor(HEALTH_THREADS_MAX, "health") for path in PUBLIC_HEALTH}
-        self._hash_threads = ThreadPoolExecutor(HASH_THREADS_MAX, "hash")
-        self._token_threads = ThreadPoolExecutor(TOKEN_THREADS_MAX, "token")
+        self._threads = Threads(THREADS_MAX, "request")
+        self._ctl_threads = Threads(CTL_THREADS_MAX, "ctl")
+        self._metrics_threads = Threads(METRICS_THREADS_MAX, "metrics")
+        self._account_threads = Threads(ACCOUNT_THREADS_MAX, "account")
+        self._health_threads = {path: Threads(HEALTH_THREADS_MAX, "health") for path in PUBLIC_HEALTH}
+        self._hash_threads = Threads(HASH_THREADS_MAX, "hash")
+        self._token_threads = Threads(TOKEN_THREADS_MAX, "token")
         in_thread = partial(_in_thread, self._account_threads)
         self._page = PageDoor(api, authenticator, self._caller, self._failed_login, in_thread)
         self._bodies, self._ctl_bodies = Bodies(), Bodies()
@@ -87,6 +115,9 @@ class Server:
         self._hashing = asyncio.Semaphore(HASH_THREADS_MAX)
         self._failed_logins = 0  # whose answers wait
         self._silent: dict[asyncio.BaseProtocol | None, asyncio.TimerHandle] = {}  # before their first request
+        self._busy: set[asyncio.BaseProtocol] = set()  # a request of theirs is being answered
+        files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._connections_max = min(CONNECTIONS_MAX, max((files_max - FILES_KEPT) // 2, 1))  # there are two ports
 
         logging.getLogger("aiohttp.server").addFilter(_keep_requests_out)
 
@@ -98,9 +129,9 @@ class Server:
         certificates: Secured | None = None,
     ) -> None:
         if http is not None:
-            await self._serve(http, self._on_http, CONNECTIONS_MAX)
+            await self._serve(http, self._on_http, self._connections_max)
         if https is not None:
-            await self._serve(https, self._on_http, CONNECTIONS_MAX, certificates)
+            await self._serve(https, self._on_http, self._connections_max, certificates)
         await self._serve(ctl, self._on_ctl, None)
 
     async def close(self) -> None:
@@ -122,6 +153,7 @@ class Server:
         async def handler(request: web.Request) -> web.Response:
             if (timer := self._silent.pop(request.protocol, None)) is not None:
                 timer.cancel()
+            self._busy.add(request.protocol)
             try:
                 if request.headers.get("Content-Encoding", "identity").lower() != "identity":
                     raise Refused(415, "unsupported_media_type", "bodies are not unpacked: send it as it is")
@@ -132,6 +164,8 @@ class Server:
                     # Nobody has logged in; the page asks for that itself, and no browser should.
                     response.headers["WWW-Authenticate"] = f'Basic realm="{REALM}"'
                 return response
+            finally:
+                self._busy.discard(request.protocol)
 
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", handler)
@@ -144,8 +178,14 @@ class Server:
         server = runner.server
         assert server is not None
 
+        def make_room() -> bool:
+            said = "%d connections to the management API: the oldest idle one is closed for a new one"
+            crowded.say("", said, connections_max)
+            return self._close_oldest_idle(server.connections)
+
         def accept() -> asyncio.BaseProtocol:
-            if connections_max is not None and len(server.connections) >= connections_max:
+            is_full = connections_max is not None and len(server.connections) >= connections_max
+            if is_full and certificates is None and not make_room():
                 return _Refusal()
             protocol = server()
             self._silent[protocol] = loop.call_later(FIRST_REQUEST_S, self._drop_silent, protocol)
@@ -155,7 +195,16 @@ class Server:
             self._servers.append(await loop.create_server(accept, sock=listener))
         else:
             limits = connections_max, FIRST_REQUEST_S
-            self._servers.append(SecureServer(listener, certificates, accept, lambda: len(server.connections), *limits))
+            rooms = partial(_count, server), make_room
+            self._servers.append(SecureServer(listener, certificates, accept, *rooms, *limits))
+
+    def _close_oldest_idle(self, connections: list[web.RequestHandler]) -> bool:
+        """Close the connection that was opened first of those without a running request; False: there is none."""
+        for protocol in connections:
+            if protocol not in self._busy and protocol.transport is not None and not protocol.transport.is_closing():
+                protocol.transport.abort()
+                return True
+        return False
 
     def _drop_silent(self, protocol: web.RequestHandler) -> None:
         del self._silent[protocol]
@@ -259,6 +308,10 @@ class Server:
             await asyncio.sleep(delay_s)
         finally:
             self._failed_logins -= 1
+
+
+def _count(server: web.Server) -> int:
+    return len(server.connections)
 
 
 async def _in_thread(threads: Executor, work: Any, *arguments: Any) -> Any:

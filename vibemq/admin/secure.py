@@ -33,7 +33,11 @@ class Secured(Protocol):
 
 
 class SecureServer:
-    """``connected()``: how many connections there are behind it; with its handshakes they are ``connections_max``."""
+    """``connected()``: how many connections there are behind it; with its handshakes they are ``connections_max``.
+
+    A newcomer beyond that takes the place of the oldest idle connection (``make_room()``), or of the oldest handshake,
+    which goes first where more than half of the places are handshakes.
+    """
 
     def __init__(
         self,
@@ -41,12 +45,14 @@ class SecureServer:
         certificates: Secured,
         protocol: Callable[[], asyncio.BaseProtocol],
         connected: Callable[[], int],
+        make_room: Callable[[], bool],
         connections_max: int,
         handshake_s: float,
     ) -> None:
         self._listener, self._certificates, self._protocol = listener, certificates, protocol
         self._connected, self._connections_max, self._handshake_s = connected, connections_max, handshake_s
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._make_room = make_room
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     def close(self) -> None:
@@ -65,13 +71,19 @@ class SecureServer:
                 refusing.say("accept", "no HTTPS connection can be accepted now: %s", problem.strerror)
                 await asyncio.sleep(NO_ROOM_S)
                 continue
-            if len(self._handshakes) + self._connected() >= self._connections_max:
+            if len(self._handshakes) + self._connected() >= self._connections_max and not self._has_made_room():
                 peer.close()
             else:
                 task = loop.create_task(self._shake_hands(peer, str(address[0])))
-                self._handshakes.add(task)
-                task.add_done_callback(self._handshakes.discard)
+                self._handshakes[task] = None
+                task.add_done_callback(lambda done: self._handshakes.pop(done, None))
             await asyncio.sleep(0)  # a flood of newcomers keeps nobody else waiting
+
+    def _has_made_room(self) -> bool:
+        if len(self._handshakes) <= self._connections_max // 2 and self._make_room():
+            return True
+        oldest = next((task for task in self._handshakes if not task.cancelling()), None)
+        return oldest is not None and oldest.cancel()
 
     async def _shake_hands(self, peer: socket.socket, host: str) -> None:
         loop, context = asyncio.get_running_loop(), self._certificates.http

@@ -80,6 +80,9 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "input_not_all_read": (
         "this worker was paused for %.1f s; %d s later not all input has been read, but timeouts go on",
     ),
+    "thread_refused": (
+        "a thread for %s was refused (%d run): %s; raise pids.max, `ulimit -u` or the limit of memory",
+    ),
     "worker_hung": ("%s, pid %d, is killed and replaced: %s",),
     "worker_not_answering": ("a worker is left out: %s", "an answer for the admin process was dropped: %s"),
     "worker_connections_left": ("%d connections did not end within %.1f s: %s%s",),
@@ -102,6 +105,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s %s failed by an error of ours",
         "%s: hub connection closed by an error of ours",
         "hub connection %s: closed by an error of ours",
+        "a connection could not be accepted",
         "a question of the admin process could not be answered",
         "after a helper thread's work",
         "after a timer",
@@ -114,7 +118,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "queue %s: while telling it of its log",
         "stream %s: while looking after it",
         "stream %s: while persisting",
+        "the listeners cannot be watched for now",
         "while answering %r",
+        "while heeding what other processes and threads asked for",
+        "while reading from a listener or another process",
         "in the object store",
     ),
     # ---- disk and memory ----
@@ -149,6 +156,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "connections_full": (
         "%d connections, no more are accepted for now: %s",
         "no HTTPS connection can be accepted now: %s",
+        "%d connections to the management API: the oldest idle one is closed for a new one",
     ),
     "connection_over_limit": ("%s: not let in: %s",),
     "connection_closed": ("%s: closed: %s",),
