@@ -163,6 +163,44 @@ def test_a_snapshot_taken_under_load_serves_beside_the_original_in_the_same_boot
                 thread.join()
 
 
+def test_a_copy_of_a_live_directory_serves_beside_the_original_with_all_that_was_confirmed_before(
+    tmp_path: Path,
+) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    ends = threading.Event()
+    with broker(data, *SMALL, workers=2) as served:
+        with StreamsConnection.connect(served.host, served.port) as connection:
+            for stream, durability in (("cached", "os"), ("synced", "disk")):
+                connection.create(stream, {"durability": durability})
+                publish(connection, stream, 0, COUNT)
+
+        def load(stream: str) -> None:
+            with StreamsConnection.connect(served.host, served.port) as connection:
+                at = COUNT
+                while not ends.is_set():
+                    publish(connection, stream, at, BATCH)
+                    at += BATCH
+
+        threads = [threading.Thread(target=load, args=(stream,)) for stream in ("cached", "synced")]
+        for thread in threads:
+            thread.start()
+        try:
+            shutil.copytree(data, copy, ignore=shutil.ignore_patterns("*.sock"))
+            with (
+                broker(copy, *SMALL, workers=2) as other,
+                StreamsConnection.connect(other.host, other.port) as connection,
+            ):
+                for stream in ("cached", "synced"):
+                    end = whole(connection, stream)
+                    assert end >= COUNT
+                    publish(connection, stream, end, BATCH)
+                    assert whole(connection, stream) == end + BATCH
+        finally:
+            ends.set()
+            for thread in threads:
+                thread.join()
+
+
 def test_an_older_copy_that_is_written_over_the_streams_leaves_no_hole(tmp_path: Path) -> None:
     data, older = tmp_path / "data", tmp_path / "older"
     one_segment = ("--set", "store.segment_size_bytes=67108864")
