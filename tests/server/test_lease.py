@@ -72,7 +72,12 @@ def test_a_start_after_an_orderly_stop_waits_for_nobody_and_believes_what_was_wr
     second = lease.take(str(tmp_path), locked, BOOT)
     assert (second.believed, second.is_orderly) == (first.generation, True)
     assert waits == []
-    third = lease.take(str(tmp_path), locked, "another boot")  # the second has written nothing
+    second.drop()
+    third = lease.take(str(tmp_path), locked, BOOT)  # the second has written nothing
+    assert (third.believed, third.is_orderly) == (first.generation, True)
+    third.drop()
+    assert waits == []
+    third = lease.take(str(tmp_path), locked, "another boot")
     assert (third.believed, third.is_moved) == (0, False)
 
 

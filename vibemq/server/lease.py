@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -167,7 +168,12 @@ class Lease:
     def keep(self, on_lost: Callable[[], None]) -> None:
         """Renew it in a thread of its own until ``give_back``; ``on_lost`` runs there, once."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="lease", daemon=True)
-        self._thread.start()
+        # It gets no signal: one must interrupt what the main thread waits for.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
     def _renew(self, on_lost: Callable[[], None]) -> None:
         while not self._ends.wait(RENEW_S):
@@ -183,6 +189,11 @@ class Lease:
             except (OSError, SetupError) as problem:
                 log.warning("the lease in %s is not renewed: %s", self.path, problem)
 
+    def drop(self) -> None:
+        """The start failed: what vouched for the directory still does, unless it was written since."""
+        written = self._record.written
+        self.give_back(is_stopped=written is not None and written.is_stopped)
+
     def give_back(self, *, is_stopped: bool) -> None:
         """Nobody uses the directory any more; ``is_stopped``: every stream is synced."""
         self._ends.set()
@@ -193,11 +204,11 @@ class Lease:
                 log.warning(said, self.path, LAST_RENEWAL_S)
                 return
         written = self._record.written
-        if self.lost or written is None:
+        if self.lost:
             return
         try:
             self.require()
-            self._record = Record(None, 0, replace(written, is_stopped=is_stopped))
+            self._record = Record(None, 0, written and replace(written, is_stopped=is_stopped))
             _write(self.path, self._record, sync=True)
         except AlreadyRunning as problem:
             log.error("the lease is not given back: %s", problem)

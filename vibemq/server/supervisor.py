@@ -153,6 +153,13 @@ class Supervisor:
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
         boot = datadir.boot_id()
         self.lease = lease.take(self.data_dir, self.lock_fd, boot)
+        try:
+            return self._serve(boot)
+        except BaseException:
+            self.lease.drop()
+            raise
+
+    def _serve(self, boot: str) -> int:
         self.lease.keep(self._wake)
         datadir.identify(self.data_dir, has_bucket=bool(self.config.remote.url))
         if self.config.tls != Tls():
