@@ -6,17 +6,23 @@ import shutil
 import socket
 import subprocess
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from peers.queues import QueuePeer, kill, payloads, wait_until
+from peers.queues import QueuePeer, Refused, kill, payloads, wait_until
 from running import Running, broker, written
+
+from vibemq.protocols.native.codec import encode_frame
+from vibemq.protocols.native.spec import Command
 
 FILES = 1024
 NEWCOMERS = 3000
 SLOW_STOP = ("--set", "server.shutdown_timeout_s=600")
 WITH_FEW_FILES = ("sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh")
+MESSAGE_BYTES = 900_000
+REFUSED_TRIES = 30
+NEVER_HANGS = ("--set", "server.worker_hang_s=0", "--set", "server.shutdown_timeout_s=4")
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 
 
@@ -106,3 +112,38 @@ def test_a_worker_that_was_refused_threads_gets_them_later(tmp_path, through, re
         refusing.unlink()
         works(running, "q")
         assert len(running.worker_pids()) == 1
+
+
+@pytest.mark.parametrize("room_bytes", [0, 300_000, 1 << 20, 3 << 20, 8 << 20])
+def test_a_worker_that_is_refused_memory_ends_connections_and_not_itself(tmp_path, capfd, room_bytes):
+    with broker(tmp_path, *NEVER_HANGS, workers=1) as running, ExitStack() as stack:
+        (worker,) = running.worker_pids()
+        works(running, "before")
+        peer = stack.enter_context(QueuePeer(running))
+        peer.create("q")
+        peer.publish("q", 1)
+        size = int(Path(f"/proc/{worker}/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.prlimit(worker, resource.RLIMIT_AS, (size + room_bytes, resource.RLIM_INFINITY))
+        crowd = stack.enter_context(ExitStack())
+        for number in range(REFUSED_TRIES):
+            use_memory(running, crowd, f"q{number}")
+        with suppress(ConnectionError):
+            peer.ping()
+        crowd.close()
+        resource.prlimit(worker, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        works(running, "after")
+        assert running.worker_pids() == [worker]
+        assert "closed: the kernel refused memory that it needed" in written(capfd)
+
+
+def use_memory(running: Running, crowd: ExitStack, queue: str) -> None:
+    """Of the worker: for messages in their batch, half a message, files that are mapped and what nobody reads."""
+    with suppress(OSError, Refused):
+        peer = crowd.enter_context(QueuePeer(running, receive_buffer_bytes=4096))
+        for _ in range(3):
+            peer.start_publish("q", b"x" * MESSAGE_BYTES)
+        peer.ping()
+        peer.subscribe("q", prefetch=1000)
+        peer.create(queue)
+        frame = encode_frame(Command.PUBLISH, b"half", queue="q", payload=b"x" * MESSAGE_BYTES)
+        peer.send_all(frame[:-100])

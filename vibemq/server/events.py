@@ -80,6 +80,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "input_not_all_read": (
         "this worker was paused for %.1f s; %d s later not all input has been read, but timeouts go on",
     ),
+    "memory_refused": (
+        "%s: closed: the kernel refused memory that it needed; raise the limit of memory, or lower "
+        "server.connections_max",
+    ),
     "thread_refused": (
         "a thread for %s was refused (%d run): %s; raise pids.max, `ulimit -u` or the limit of memory",
     ),

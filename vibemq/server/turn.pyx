@@ -91,7 +91,7 @@ cdef class Loop:
     cdef int waits                   # of those in a row that reported as many descriptors as one wait can
     cdef int64_t paused_ms, resumed_ms, late_ms  # length and end of the last pause, end of the first since `behind`
     cdef int64_t read_ms             # all input of this worker's sockets that had come by then has been read
-    cdef object says_paused, says_behind
+    cdef object says_paused, says_behind, says_memory
     cdef object says_full            # OnceAMinute: each that ends lets one in, and it is full again
     cdef object says_ended           # OnceAMinute, by address and kind: anybody may connect to be thrown out
 
@@ -111,6 +111,7 @@ cdef class Loop:
         self.files_max = files_max - min(<int> FILES_KEPT, files_max // 4)
         self.says_full, self.says_ended = OnceAMinute(logger), OnceAMinute(logger, logging.INFO)
         self.says_paused = OnceAMinute(logger, logging.INFO)
+        self.says_memory = OnceAMinute(logger)
         self.says_behind = OnceAMinute(logger)
         poller.register(board.doorbell_fd, READ)
 
@@ -496,6 +497,9 @@ cdef class Loop:
             said = str(problem).removeprefix(connection.peer).removeprefix(": ")
             what = (host_of(connection.peer_host), type(problem))
             self.says_ended.say(what, "%s: closed: %s", connection.peer, said or "it went away")
+        elif isinstance(problem, MemoryError):
+            self.says_memory.say("", "%s: closed: the kernel refused memory that it needed; raise the limit of memory, or "
+                                 "lower server.connections_max", connection.peer)
         else:
             faults.say_fault(problem, "%s: closed by an error of ours", connection.peer)
         self.close(connection)
