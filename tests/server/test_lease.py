@@ -161,6 +161,29 @@ def test_an_owner_whose_lease_was_taken_hears_of_it_and_writes_no_more(
     second.require()
 
 
+def test_a_lease_that_cannot_be_written_is_a_warning_a_minute_and_is_renewed_when_it_can(
+    tmp_path: Path, locked: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lease, "RENEW_S", 0.001)
+    first = lease.take(str(tmp_path), locked, BOOT)
+    first.begin()
+    file, away = tmp_path / lease.FILE, tmp_path / "away"
+    file.rename(away)
+    file.mkdir()  # neither read nor written
+    first.keep(lambda: None)
+    wait_until(lambda: "is not renewed" in caplog.text, "a warning")
+    file.rmdir()
+    away.rename(file)
+
+    def renewals() -> int:
+        record = lease.read(str(tmp_path))
+        return record.renewals if record is not None else 0
+
+    wait_until(lambda: renewals() > 0, "a renewal")
+    first.give_back(is_stopped=True)
+    assert caplog.text.count("is not renewed") == 1
+
+
 def test_a_damaged_lease_vouches_for_nothing_and_one_of_a_newer_version_is_refused(
     tmp_path: Path, locked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -35,6 +36,7 @@ FOREIGN_WAIT_S = 2 * RENEW_S + 1.0
 #: Workers of a supervisor that has died end within this time (processes.ORPHAN_LOOK_S).
 ORPHANS_WAIT_S = 2.0
 LOOK_S = 0.1
+SAID_EACH_S = 60.0  # that it cannot be renewed
 #: So long a stop waits for a renewal that has begun, as on a disk that stalls.
 LAST_RENEWAL_S = 5.0
 #: Two starts at the same instant through two mounts: the one whose record was overwritten sees that after this time.
@@ -172,10 +174,17 @@ class Lease:
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._thread.start()
+        except RuntimeError as problem:
+            self._thread = None
+            raise SetupError(
+                f"the thread that renews {self.path}/{FILE} cannot be started: {problem}",
+                hint="raise the limit of processes and threads (`pids.max`, `ulimit -u`)",
+            ) from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
     def _renew(self, on_lost: Callable[[], None]) -> None:
+        said_s = -math.inf
         while not self._ends.wait(RENEW_S):
             try:
                 self.require()
@@ -187,7 +196,9 @@ class Lease:
                 on_lost()
                 return
             except (OSError, SetupError) as problem:
-                log.warning("the lease in %s is not renewed: %s", self.path, problem)
+                if time.monotonic() >= said_s + SAID_EACH_S:
+                    said_s = time.monotonic()
+                    log.warning("the lease in %s is not renewed: %s", self.path, problem)
 
     def drop(self) -> None:
         """The start failed: what vouched for the directory still does, unless it was written since."""
