@@ -154,6 +154,19 @@ def test_a_backup_is_private_and_no_broker_serves_from_it(backup, capfd):
     assert "is a backup, which stays as it is" in written(capfd)
 
 
+def test_each_restored_directory_has_an_identity_of_its_own(backup, tmp_path, capfd):
+    source, _ = backup
+    made = [tmp_path / "one", tmp_path / "two"]
+    for data in made:
+        assert vibemq_command("restore", str(source), "--data-dir", str(data)).returncode == 0
+    assert not (source / "identity").exists()
+    one, two = ((data / "identity").read_text() for data in made)
+    with broker(made[0], *SMALL):
+        pass
+    assert (made[0] / "identity").read_text() == one != two
+    assert "identity" not in written(capfd), "nothing is missing"
+
+
 def hinted(refused: subprocess.CompletedProcess[str]) -> list[str]:
     """The words of the command that a hint says to type."""
     (command,) = re.findall(r"`vibemq ([^`]+)`", refused.stderr.partition("hint: ")[2])

@@ -50,6 +50,9 @@ def restore(source: str, copies: bool, takes_damaged: bool, data: DataDir) -> No
     """Check a backup, and make the data directory, which must be new or empty, of it.
 
     Every chunk is read.  What is damaged is named, and with --damaged kept: readers are told where they meet it.
+
+    The directory gets an identity of its own, so the broker's old bucket refuses it.  What is in the bucket is newer:
+    to go on from there, start with an empty directory and the same [remote].
     """
     from vibemq.server import backup
 

@@ -27,6 +27,7 @@ import vibemq.storage.log as logs
 from vibemq.broker.decisions import LOCK
 from vibemq.errors import SetupError, StorageError
 from vibemq.server import datadir
+from vibemq.storage import identity
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.records import StreamRecord
 from vibemq.storage.tail import Tail
@@ -273,6 +274,8 @@ def restore(source: str, target: str, *, links: bool = True) -> About:
     copy = Copy(links)
     with _ours(source, target):
         _make(target)
+        # A new one: it is not the directory of which the backup was made, and it is older than that one's bucket.
+        identity.make(target)
         for folder in sorted(os.listdir(f"{source}/streams")):
             os.mkdir(f"{target}/streams/{folder}", 0o700)
             names = sorted(os.listdir(f"{source}/streams/{folder}"))
