@@ -144,6 +144,8 @@ class Followed:
             upto, carried = self.tail.place, self._carried
             is_over = carried is not None and upto[2] >= carried[1]
             made.marks.append(lambda: self._created(upto, created, carried if is_over else None))
+            if self._is_fan_out:
+                self._put_members(made, again=False)
         return not self.has_chunks
 
     def _put_piece(self, made: Object, most_bytes: int) -> bool:
@@ -234,8 +236,10 @@ class Followed:
                 held.close()
             self._offsets_seen = seen
             made.marks.append(lambda: setattr(self, "_offsets_in", made.number))
-        if self.record.queue is not None and time.monotonic() >= self._ledger_due_s:
-            self._put_ledger(made)
+        if self.record.queue is not None:
+            has_ledger = time.monotonic() >= self._ledger_due_s and self._put_ledger(made)
+            if self._is_fan_out:
+                self._put_members(made, again=has_ledger)
 
     def _look_at_offsets(self) -> tuple[int, int] | None:
         try:
@@ -246,26 +250,34 @@ class Followed:
         is_fresh = abs(time.time_ns() - found.st_mtime_ns) < TICK_NS
         return found.st_mtime_ns + is_fresh, found.st_size
 
-    def _put_ledger(self, made: Object) -> None:
+    def _put_ledger(self, made: Object) -> bool:
         began_s = time.monotonic()
         try:
-            if not self._has_ledger_news():
-                return
             count = ledger.settled_count(self.directory)
+            if count == self._ledger_seen:
+                return False
             base, ranges = ledger.settled(self.directory)
-            # Behind the ledger: whoever is owed a copy of what is settled there is in it.
-            self._members_seen, packed = members.packed(self.directory) if self._is_fan_out else (0, b"")
         except StorageError as problem:
             if problem.code == "ERR_NOT_FOUND":  # it is becoming a queue
-                return
+                return False
             raise
         made.put(ledger_section(self.incarnation, base, ranges))
-        if packed:
-            made.put(members_section(self.incarnation, packed))
         self._ledger_seen = count
         made.marks.append(lambda: setattr(self, "_ledger_in", made.number))
         now_s = time.monotonic()
         self._ledger_due_s = now_s + (now_s - began_s) / LEDGER_SHARE
+        return True
+
+    def _put_members(self, made: Object, *, again: bool) -> None:
+        """Put a fan-out's members where they are others than last time, or `again` with the ledger.
+
+        Behind the chunks: a confirmed message is owed to all members that subscribed before it.  Behind the ledger:
+        each member that is owed a copy of a settled message is among them.
+        """
+        number, packed = members.packed(self.directory)
+        if packed and (again or number != self._members_seen):
+            made.put(members_section(self.incarnation, packed))
+            self._members_seen = number
 
     @property
     def _is_fan_out(self) -> bool:
