@@ -24,6 +24,7 @@ from peers.streams import DEADLINE_S
 from running import ENVIRONMENT, Running, broker, wait_until
 
 from vibemq.access.users import GUEST
+from vibemq.admin.bodies import BODY_BYTES_MAX
 from vibemq.broker.limits import ROWS
 from vibemq.client import Client, connect
 from vibemq.client.micromsg2 import Micromsg2Client
@@ -229,6 +230,26 @@ def test_a_virtual_host_has_no_more_queues_than_its_limit(http_of: Http, name: s
     assert http_of.status("PUT", "stream", "super-streams", name, "s", body=partitions) == 400
     limit(http_of, "vhost", name, max_queues=4)
     assert http_of.status("PUT", "stream", "super-streams", name, "s", body=partitions) == 201
+    assert http_of.status("DELETE", "vhosts", name) == 204
+
+
+def refused_by(http_of: Http, process: str) -> float:
+    found = re.findall(
+        rf'^vibemq_limits_refused_total{{process="{process}.*"}} (\S+)$', http_of.call("GET", "metrics").text, re.M
+    )
+    return sum(map(float, found))
+
+
+def test_what_a_limit_refuses_at_the_management_api_is_counted_there(http_of: Http, name: str) -> None:
+    before = refused_by(http_of, "admin")
+    assert http_of.status("PUT", "vhosts", name) == 201
+    limit(http_of, "vhost", name, max_queues=0)
+    stream = {"durable": True, "arguments": {"x-queue-type": "stream"}}
+    for _ in range(3):
+        assert http_of.status("PUT", "queues", name, "a", body=stream) == 400
+    assert refused_by(http_of, "admin") == before + 3
+    assert http_of.status("PUT", "vhosts", name, body={"description": "x" * BODY_BYTES_MAX}) == 413
+    assert refused_by(http_of, "admin") == before + 4
     assert http_of.status("DELETE", "vhosts", name) == 204
 
 

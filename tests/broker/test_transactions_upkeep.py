@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import struct
@@ -18,6 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
+from admin.http_caller import Http
 from running import ENVIRONMENT, broker, wait_until
 from staging import amqp, begun, entries, rows, staged
 
@@ -179,6 +181,9 @@ def test_too_much_that_is_staged_is_refused_until_there_is_room(tmp_path):
         assert refused.value.code == Code.PRECONDITION_FAILED
         full = client.begin_transaction(uuid.uuid4().hex, "app", 0, "run", ["one"])
         assert (full.state, "of at most 1000000" in full.holder) == (State.FULL, True)
+        page = Http(served).call("GET", "metrics").text
+        found = re.findall(r'^vibemq_limits_refused_total{process="worker .*"} (\S+)$', page, re.M)
+        assert sum(map(float, found)) >= 2, "both refusals are counted"
         client.abort_transactions("app", "run")
         wait_until(
             lambda: client.begin_transaction(uuid.uuid4().hex, "app", 0, "run", ["one"]).state == State.OK, "room"

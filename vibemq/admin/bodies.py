@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from vibemq.admin.api.calls import Refused, bad_request
+from vibemq.broker.limits import count_refused
 from vibemq.once_a_minute import OnceAMinute
 
 BODY_BYTES_MAX = 16 << 20  # a definitions file of tens of thousands of streams
@@ -46,6 +47,7 @@ class Bodies:
             more = max(0, size - SMALL_BODY_BYTES_MAX - taken)
             if more > self._free:
                 said = "%s: a body of %d bytes over HTTP was refused: all together have %d bytes at most"
+                count_refused()
                 refusing.say("bodies", said, request.remote or "vibemq ctl", size, BODIES_BYTES_MAX)
                 reason = f"other large bodies are being read, and all together have at most {BODIES_BYTES_MAX} bytes"
                 raise Refused(503, "service_unavailable", f"{reason}: wait {RETRY_S} s", RETRY_S)

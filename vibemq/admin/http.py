@@ -35,6 +35,7 @@ from vibemq.admin.page.door import CSRF_HEADER, PageDoor
 from vibemq.admin.secure import Secured, SecureServer
 from vibemq.admin.where import is_loopback, is_this_machine
 from vibemq.broker.audit import Author
+from vibemq.broker.limits import count_refused
 from vibemq.once_a_minute import OnceAMinute
 
 PREFIX = "/api"
@@ -51,6 +52,7 @@ SHUTDOWN_TIMEOUT_S = 1.0
 CONNECTIONS_MAX = 1024  # of each port: a flood of them may not use up the files that `vibemq ctl` needs
 FILES_KEPT = 128  # for `vibemq ctl`, questions to workers and files of ours, where the limit of open files is low
 FIRST_REQUEST_S = 10.0  # who connects and says nothing for so long makes room for others
+LIMITED_STATUS = (413, 429)  # a body that is too large, and too many requests
 FAILED_LOGINS_MAX = 512  # that wait for their answer: more than the hashing threads can refuse within a delay
 REALM = "VibeMQ Management"
 #: Nobody is asked who they are; a load balancer has no password.
@@ -150,6 +152,10 @@ class Server:
         connections_max: int | None,
         certificates: Secured | None = None,
     ) -> None:
+        def count_if_limited(status: int) -> None:
+            if status in LIMITED_STATUS:
+                count_refused()
+
         async def handler(request: web.Request) -> web.Response:
             if (timer := self._silent.pop(request.protocol, None)) is not None:
                 timer.cancel()
@@ -157,9 +163,12 @@ class Server:
             try:
                 if request.headers.get("Content-Encoding", "identity").lower() != "identity":
                     raise Refused(415, "unsupported_media_type", "bodies are not unpacked: send it as it is")
-                return _response(await answer(request))
+                response = _response(await answer(request))
+                count_if_limited(response.status)
+                return response
             except Refused as refused:
                 response = _response(refused.answer)
+                count_if_limited(response.status)
                 if refused.error == "not_authorized" and CSRF_HEADER not in request.headers:
                     # Nobody has logged in; the page asks for that itself, and no browser should.
                     response.headers["WWW-Authenticate"] = f'Basic realm="{REALM}"'
@@ -186,6 +195,7 @@ class Server:
         def accept() -> asyncio.BaseProtocol:
             is_full = connections_max is not None and len(server.connections) >= connections_max
             if is_full and certificates is None and not make_room():
+                count_refused()
                 return _Refusal()
             protocol = server()
             self._silent[protocol] = loop.call_later(FIRST_REQUEST_S, self._drop_silent, protocol)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ _KINDS = (USER, VHOST)
 Key = tuple[str, str]  # kind and name
 
 _refused = 0  # requests of clients, by this process
+_refused_lock = threading.Lock()  # the admin process answers in several threads
 
 
 def count_refused() -> None:
@@ -46,7 +48,8 @@ def count_refused() -> None:
     The limits are configured ones, and the fixed ones of ARCHITECTURE.md.
     """
     global _refused
-    _refused += 1
+    with _refused_lock:
+        _refused += 1
 
 
 def refused_total() -> int:

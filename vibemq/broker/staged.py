@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.decisions import Decisions
+from vibemq.broker.limits import count_refused
 from vibemq.config import Config
 from vibemq.errors import StorageError
 from vibemq.once_a_minute import OnceAMinute
@@ -95,10 +96,14 @@ class Staged:
         own = by_user.get(user, (0, 0))
         for whose, (count, size), percent in (("", every, 100), (f" by user {user!r}", own, USER_PERCENT)):
             count_max, size_max = OPEN_MAX * percent // 100, self.options.staged_size_max_bytes * percent // 100
+            why = ""
             if count >= count_max:
-                return f"{count} transactions are open{whose}, of at most {count_max}"
-            if size >= size_max:
-                return f"{size} bytes are staged{whose}, of at most {size_max}"
+                why = f"{count} transactions are open{whose}, of at most {count_max}"
+            elif size >= size_max:
+                why = f"{size} bytes are staged{whose}, of at most {size_max}"
+            if why:
+                count_refused()
+                return why
         return ""
 
     def _measure(self) -> dict[str, tuple[int, int]]:

@@ -118,6 +118,7 @@ class Transactions:
         except _Refused as refused:
             result = refused.result
         except LimitExceeded as problem:
+            count_refused()
             result = Result(State.FULL, str(problem))
         except BaseException:
             if draft is not None:

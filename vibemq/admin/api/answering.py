@@ -18,6 +18,7 @@ from vibemq.admin.api.service import Api
 from vibemq.admin.api.shown import shown
 from vibemq.admin.workers import NoAnswer
 from vibemq.broker.arguments import BadArgument
+from vibemq.broker.limits import count_refused
 from vibemq.once_a_minute import OnceAMinute
 
 log = logging.getLogger("vibemq.admin")
@@ -51,6 +52,8 @@ def handle(
     except Refused as refused:
         return refused.answer
     except (BadArgument, errors.VibeMQError) as problem:
+        if isinstance(problem, errors.LimitExceeded):
+            count_refused()
         for kinds, status, error in _STATUS:
             if isinstance(problem, kinds):
                 return Refused(status, error, str(problem)).answer

@@ -20,6 +20,7 @@ from vibemq.admin.api.health import alarms_of, disk_free, is_drained, memory_of
 from vibemq.admin.api.metrics_objects import Objects
 from vibemq.admin.api.service import Api
 from vibemq.broker.alarms import Alarm
+from vibemq.broker.limits import refused_total
 
 DETAILED_MAX = 100_000  # of each kind: some tens of MB, which whoever asks for all has asked for
 _ABOUT_PROCESS = {
@@ -103,6 +104,7 @@ def _add_broker(api: Api, page: Page) -> None:
     about = "requests of clients that a limit has refused, and entries that a full table of the broker could not keep"
     for answer in answers:
         page.add("limits_refused_total", about, answer["limits_refused"], process=f"worker {answer['worker']}")
+    page.add("limits_refused_total", about, refused_total(), process="admin")
     ends = [answer["certificate_ends_s"] for answer in answers if answer.get("certificate_ends_s") is not None]
     if ends:
         about = "Unix time at which the TLS certificate ends that the doors show"
