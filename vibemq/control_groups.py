@@ -38,7 +38,9 @@ def processors_limit(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> flo
 
 def _folders(controller: str, proc: str, groups: str) -> Iterator[tuple[str, bool]]:
     """Folders of this process's group for `controller` and of the groups above it; True: of version 2."""
-    for line in _text(f"{proc}/self/cgroup").splitlines():
+    for line in _text(f"{proc}/self/cgroup").split("\n"):
+        if line.count(":") < 2:
+            continue
         number, controllers, path = line.split(":", 2)
         if number == "0":
             root = groups
@@ -54,9 +56,9 @@ def _folders(controller: str, proc: str, groups: str) -> Iterator[tuple[str, boo
 
 
 def _text(path: str) -> str:
-    """Contents of a file of the kernel's; "" where it has none."""
+    """Contents of a file of the kernel's; "" where it has none.  Names of groups may have any bytes."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read().strip()
     except OSError:
         return ""

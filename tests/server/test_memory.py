@@ -66,6 +66,15 @@ def test_the_smallest_limit_of_a_control_group_holds(tree: Tree) -> None:
     assert tree.total == 400_000
 
 
+@pytest.mark.parametrize("name", [b"caf\xe9", "a\u2028b".encode()], ids=["not UTF-8", "a line separator"])
+def test_any_name_of_a_control_group_will_do(tree: Tree, name: bytes) -> None:
+    group = os.fsdecode(name)
+    (tree.proc / "self").mkdir()
+    (tree.proc / "self/cgroup").write_bytes(b"0::/" + name + b"\n")
+    tree.write(f"cgroup/{group}/memory.max", "400000\n")
+    assert tree.total == 400_000
+
+
 def test_a_watermark_in_bytes_goes_before_one_in_percent() -> None:
     assert high_watermark_bytes(60, 0, 1000) == 600
     assert high_watermark_bytes(60, 700, 1000) == 700
