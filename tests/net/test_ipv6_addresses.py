@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import ENVIRONMENT, broker
+from running import ENVIRONMENT, broker, written
 
 from benchmarks.servers import free_ports
 from vibemq import config
@@ -116,3 +116,10 @@ def test_a_broker_listens_at_it_and_clients_come_by_the_address_that_it_prints(t
     with pytest.raises(ConnectionClosed) as refused:
         StreamsConnection.connect(running.host, running.port, user="vibemq", password=PASSWORD)
     assert str(refused.value).startswith(f"{shown}:{running.port}: ")
+
+
+def test_the_address_that_clients_are_told_is_logged_in_brackets(tmp_path, capfd):
+    options = ["--advertised-host", "[2001:db8::1]", "--advertised-port", "5552"]
+    with broker(tmp_path / "data", *options, workers=1):
+        pass
+    assert "stream clients are told to connect to [2001:db8::1]:5552" in written(capfd)

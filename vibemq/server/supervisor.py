@@ -28,6 +28,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import vibemq.storage.log as logs_of_streams
+from vibemq.addresses import host_port
 from vibemq.broker.alarms import Conditions
 from vibemq.broker.disk import Reserve
 from vibemq.broker.limits import ROWS
@@ -542,7 +543,9 @@ class Supervisor:
         self.manager.ready(f"{len(self.workers)} workers, {doors}")
         streams = self.config.streams
         if streams.advertised_host or streams.advertised_port:  # the most frequent reason why clients cannot connect
-            told = f"{streams.advertised_host or 'the host they reached'}:{streams.advertised_port or 'the port above'}"
+            told = host_port(
+                streams.advertised_host or "the host they reached", streams.advertised_port or "the port above"
+            )
             log.info("stream clients are told to connect to %s", told)
         try:
             # Not by print(): bytes that nobody took would be tried again at the end, and change the exit code.
