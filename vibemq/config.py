@@ -228,6 +228,13 @@ class Remote(Struct, frozen=True, kw_only=True):
     encryption_keys: Annotated[str, Meta(max_length=2048)] = ""  # "": objects are as they are
 
 
+class Retention(Struct, frozen=True, kw_only=True):
+    """Removing what is too old."""
+
+    # A clock that is wrong after a boot is mended by NTP within minutes.
+    clock_grace_s: Annotated[int, Meta(ge=0, le=86_400)] = 600
+
+
 class Transactions(Struct, frozen=True, kw_only=True):
     """What is staged and not decided yet."""
 
@@ -307,6 +314,7 @@ class Config(Struct, frozen=True, kw_only=True):
     queues: Queues = Queues()
     store: Store = Store()
     remote: Remote = Remote()
+    retention: Retention = Retention()
     transactions: Transactions = Transactions()
     tls: Tls = Tls()
     audit: Audit = Audit()
@@ -358,6 +366,7 @@ SECTIONS: dict[str, type[Struct]] = {
     "queues": Queues,
     "store": Store,
     "remote": Remote,
+    "retention": Retention,
     "transactions": Transactions,
     "tls": Tls,
     "audit": Audit,

@@ -57,6 +57,13 @@ static bool since_begun(const struct now *now, const struct segment_header *h, i
     return true;
 }
 
+bool retention_age(const char *directory, uint64_t first, int64_t *ms)
+{
+    struct segment_header h;
+    const struct now now = now_read();
+    return segment_header_load(directory, first, &h, NULL) == OK && since_begun(&now, &h, ms);
+}
+
 /* Time of the newest chunk of a closed segment.  False: not known. */
 static bool newest_time(const struct log *l, const struct segment_list *list, uint32_t i, int64_t *out)
 {
@@ -73,19 +80,19 @@ static bool newest_time(const struct log *l, const struct segment_list *list, ui
     return e == OK;
 }
 
-/* How long the newest chunk of segment `i`, which was closed when `next` was begun, had been the newest then.  0 where its
- * time does not lie between these two: the wall clock was set meanwhile. */
+/* How long the newest chunk of segment `i`, which was closed `since_ms` ago when `next` was begun, had been the newest then.  0
+ * where its time does not lie between the beginnings of both: the wall clock was set meanwhile. */
 static int64_t idle_at_close(const struct log *l, const struct segment_list *list, uint32_t i, const struct now *now,
-                             const struct segment_header *next, int64_t newest_ms)
+                             const struct segment_header *next, int64_t since_ms, int64_t newest_ms)
 {
-    struct segment_header begun;
-    int64_t idle = next->created_ms - newest_ms, most = INT64_MAX;
-    if (!list->cold[i]) {
-        if (segment_header_load(l->directory, list->first[i], &begun, NULL)) return 0;
-        most = next->created_ms - begun.created_ms;
-        if (is_of_boot(now, next) && is_of_boot(now, &begun))
-            most = ((int64_t)next->boot_s - begun.boot_s) * 1000 + STAMP_MS;
-    }
+    struct segment_header begun = {.created_ms = INT64_MIN / 2};
+    if (!list->cold[i] && segment_header_load(l->directory, list->first[i], &begun, NULL)) return 0;
+    bool is_boots_last = is_of_boot(now, next) && !is_of_boot(now, &begun);
+    if (is_boots_last && !now->is_believed) return 0; /* the wall clocks of two boots */
+    /* By the wall clock of now, if only this boot knows when that was. */
+    int64_t closed_ms = is_boots_last ? now->wall_ms - since_ms : next->created_ms;
+    int64_t idle = closed_ms - newest_ms, most = closed_ms - begun.created_ms;
+    if (is_of_boot(now, &begun)) most = ((int64_t)next->boot_s - begun.boot_s) * 1000 + STAMP_MS;
     return idle >= 0 && idle <= most ? idle : 0;
 }
 
@@ -97,7 +104,7 @@ static bool segment_age(const struct log *l, const struct segment_list *list, ui
     bool has_newest = newest_time(l, list, i, &newest);
     if (!list->cold[i + 1] && segment_header_load(l->directory, list->first[i + 1], &next, NULL) == OK) {
         if (!since_begun(now, &next, ms)) return false;
-        if (has_newest) *ms += idle_at_close(l, list, i, now, &next, newest);
+        if (has_newest) *ms += idle_at_close(l, list, i, now, &next, *ms, newest);
         return true;
     }
     *ms = now->wall_ms - newest;
@@ -246,6 +253,60 @@ err retention_drop_before(struct log *l, uint64_t offset, struct retention_repor
     uint32_t drop = 0;
     while (drop + 1 < list->count && list->first[drop + 1] <= offset) drop++;
     return drop_oldest(l, list, drop, out, f);
+}
+
+/* Messages of a segment that were written before this time by the wall clock of then are older than `age_ms`.  False: not
+ * known now. */
+static bool older_before(const struct now *now, const struct segment_header *h, int64_t age_ms, int64_t *time_ms)
+{
+    /* By how much the wall clock was set since the segment was begun. */
+    int64_t set_ms = now->wall_ms - now->boot_ms - (h->created_ms - (int64_t)h->boot_s * 1000);
+    *time_ms = now->wall_ms - age_ms;
+    if (!is_of_boot(now, h)) return now->is_believed;
+    if (set_ms < -STAMP_MS || set_ms > 2 * STAMP_MS) *time_ms -= set_ms;
+    return true;
+}
+
+/* The end of the messages in segment `i` that are older; its first offset where none is known to be. */
+static uint64_t older_end(const struct log *l, const struct segment_list *list, uint32_t i, const struct commit *c,
+                          const struct now *now, int64_t age_ms)
+{
+    struct segment_header h;
+    struct index_record r;
+    struct stub stub;
+    struct chunk found;
+    int64_t time_ms;
+    uint64_t first = list->first[i];
+    if (list->cold[i]) {
+        bool is_old = now->is_believed && stub_read(l->directory, first, &stub, NULL) == OK &&
+                      stub.newest_ms < now->wall_ms - age_ms;
+        return is_old ? stub.next : first;
+    }
+    if (segment_header_load(l->directory, first, &h, NULL) || !older_before(now, &h, age_ms, &time_ms)) return first;
+    struct scan s = {.fd = -1, .seed = h.seed, .segment = first, .directory = l->directory};
+    uint64_t count = first == c->segment ? c->chunks : UINT64_MAX;
+    if (index_find(&s, count, INDEX_BY_TIMESTAMP, time_ms, true, &r, NULL)) return first;
+    if (scan_open(&s, l->directory, first, first == c->segment ? c->position : list->bytes[i], NULL)) return first;
+    err e = scan_header(&s, r.position, &found, NULL);
+    file_close(&s.fd);
+    return e || found.chunk_id != r.chunk_id || found.timestamp_ms >= time_ms ? first : found.chunk_id + found.records;
+}
+
+err retention_older(struct log *l, uint64_t from, int64_t age_ms, uint64_t *end, struct fault *f)
+{
+    struct segment_list list;
+    struct commit c;
+    *end = from;
+    err e = log_list_confirmed(l, &list, &c, f);
+    if (e) return e;
+    const struct now now = now_read();
+    for (uint32_t i = segment_list_find(&list, from); i < list.count; i++) {
+        uint64_t older = older_end(l, &list, i, &c, &now, age_ms);
+        if (older > *end) *end = older;
+        if (i + 1 == list.count || older < list.first[i + 1]) break;
+    }
+    if (*end > c.next_offset) *end = c.next_offset;
+    return OK;
 }
 
 /* When the oldest chunk of the active segment was written; the newest one's time when that cannot be read. */

@@ -98,6 +98,13 @@ err retention_run(struct log *l, struct retention_report *out, struct fault *f);
  * queue's messages that are settled. */
 err retention_drop_before(struct log *l, uint64_t offset, struct retention_report *out, struct fault *f);
 
+/* How long ago the segment `first` was begun, as retention counts.  False: not known now. */
+bool retention_age(const char *directory, uint64_t first, int64_t *ms);
+
+/* The end of the messages from `from` on that are known to be older than `age_ms`: within a boot by the time since boot, also
+ * if the wall clock was set meanwhile; after another one by the wall clock while it is believed (clock.h). */
+err retention_older(struct log *l, uint64_t from, int64_t age_ms, uint64_t *end, struct fault *f);
+
 /* Close the active segment if its oldest chunk is older than `age_ms`: age drops whole segments, so none may
  * cover more time than is tolerable.  Sets *rolled. */
 err retention_roll_aged(struct log *l, int64_t age_ms, bool *rolled, struct fault *f);

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 
 import pytest
 from admin.http_caller import Http
+from other_boot import begin_in_another_boot
 from running import ENVIRONMENT, broker, wait_until
 from staging import amqp, begun, entries, rows, staged
 
@@ -35,7 +36,7 @@ from vibemq.protocols.streams.spec import Code
 from vibemq.protocols.streams.spec import TransactionState as State
 from vibemq.server.datadir import metadata_path
 from vibemq.storage.metadata import Metadata
-from vibemq.storage.transactions import Application
+from vibemq.storage.transactions import STAGING, Application
 
 RUN = Run("/", "app", "run", "guest", "test", False, True)
 
@@ -143,10 +144,11 @@ def test_orphans_go_and_what_may_still_be_decided_stays(tmp_path):
         old = staged(client, "old", 0, ("one", [b"old"]))
         held = begun(client, "held", 0, "one")
         with sqlite3.connect(metadata_path(str(folder))) as db:
-            db.execute("UPDATE streams SET created_ms = 0 WHERE name IN (?, ?)", (old[0], held.name))
             db.execute("UPDATE applications SET is_ephemeral = 1, seen_ms = ? WHERE name = 'old'", (EPHEMERAL_KEPT_S,))
         db.close()
         with transactions(folder) as mine:
+            for name in (old[0], held.name):
+                begin_in_another_boot(mine.metadata.find_stream(STAGING, name).directory, 0)
             mine.staged.look()
             assert sorted(record.name for record in mine.metadata.staging()) == sorted([fresh[0], held.name])
             assert sorted(known.name for known in mine.metadata.applications()) == ["fresh", "held"]

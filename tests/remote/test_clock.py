@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import mmap
 import random
 import shutil
-import struct
 import subprocess
 import sys
 import time
@@ -18,32 +16,10 @@ import pytest
 from flows import BATCH, NativeQueue, Streams, connected
 from running import ENVIRONMENT, Running, broker, wait_until, written
 from test_failures import Lost, kill
+from wrong_clock import HOUR_S, Clock
 
 pytest.importorskip("obstore", reason="needs the extra remote")
 pytestmark = pytest.mark.timeout(120)
-
-HOUR_S = 3600
-COMPILER = shutil.which("cc") or shutil.which("gcc")
-
-
-class Clock:
-    """That of processes which are started through it."""
-
-    def __init__(self, folder: Path) -> None:
-        if COMPILER is None:
-            pytest.skip("there is no C compiler to build another clock with")
-        library, file = folder / "clock.so", folder / "clock"
-        source = Path(__file__).with_name("clock.c")
-        subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True)
-        file.write_bytes(bytes(8))
-        with open(file, "r+b") as opened:
-            self._wrong_s = mmap.mmap(opened.fileno(), 8)
-        self.environ = {"LD_PRELOAD": str(library), "VIBEMQ_CLOCK": str(file)}
-        self.through = ("env", *(f"{name}={value}" for name, value in self.environ.items()))
-
-    def jump(self, wrong_s: int) -> None:
-        """To so many seconds before or behind the right time."""
-        self._wrong_s[:] = struct.pack("=q", wrong_s)
 
 
 @pytest.fixture

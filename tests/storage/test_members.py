@@ -25,9 +25,9 @@ USED = (*range(128), *range(128, 140), *range(384, 384 + 3 * 16))
 def path(tmp_path):
     """The file with a member that is away, one that is subscribed, and one that no coordinator has admitted."""
     table = MemberTable(str(tmp_path), True)
-    for name, since in (("audit", 1234), ("there", None)):
+    for name, is_away in (("audit", True), ("there", False)):
         number = table.add(1, 7, name, 600)
-        table.keep(number, 500, 480, [(100, 110), (200, 201)], [(300, 400)], since)
+        table.keep(number, 500, 480, [(100, 110), (200, 201)], [(300, 400)], is_away)
     table.add(1, 7, "", 0)
     found = tmp_path / "members"
     data = bytearray(found.read_bytes())

@@ -12,7 +12,6 @@ the dead-letter queue is settled when its copy there is kept, so a crash in betw
 import errno
 import heapq
 import logging
-import time
 from functools import partial
 
 from libc.string cimport memset
@@ -80,9 +79,8 @@ cdef class Backlog:
     def _begin_expiry(self):
         self.expiry = None
         if self.queue.options.message_ttl_ms:
-            wall_ms = time.time_ns() // 1_000_000
-            self.expiry = Expiry(self.queue.options.message_ttl_ms, now_us() // 1000 + 1, self.queue.log_end(),
-                                 partial(self.queue.stream.log.attach_offset, core.READER_TIMESTAMP), wall_ms)
+            end = self.queue.log_end()
+            self.expiry = Expiry(self.queue.options.message_ttl_ms, now_us() // 1000 + 1, end, self.queue.stream.log.older_end)
 
     def _prepare_letters(self):
         """Make the dead-letter queue early, so that nobody has to wait for it later."""

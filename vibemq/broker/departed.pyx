@@ -14,7 +14,6 @@ the other messages are redelivered.  Elsewhere acknowledged copies above its low
 
 import heapq
 import logging
-import time
 from collections import deque
 
 from libc.stdint cimport uint32_t
@@ -28,6 +27,7 @@ from vibemq.broker.options import FailureReason
 from vibemq.broker.ranges import fewer, joined, length, without
 from vibemq.broker.timers import NEVER
 from vibemq.once_a_minute import OnceAMinute
+from vibemq.storage import clock
 from vibemq.storage.members import AWAY, LEFT, SUBSCRIBED
 
 logger = logging.getLogger(__name__)
@@ -78,8 +78,8 @@ cdef class Departed:
             damaged.say(self.queue.key, "queue %s: the record of an absent member is damaged, so all messages from %d "
                         "on are delivered to it again", self.queue.name, base)
             gone.copies, gone.owed, gone.skip_below = deque([(base, end)]), deque(), 0
-        gone.due_ms = self.queue.table.now_ms + max(
-            self._grace_ms(None), min(gone.ttl_ms, gone.ttl_ms - (time.time_ns() // 1_000_000 - record.since_ms)))
+        away_ms = clock.age_ms(record.since_ms, record.since_stamp) or 0  # not known: its time begins anew
+        gone.due_ms = self.queue.table.now_ms + max(self._grace_ms(None), gone.ttl_ms - away_ms)
         self._put(gone)
         self.due_ms = min(self.due_ms, gone.due_ms)
 
@@ -401,8 +401,7 @@ cdef class Departed:
         cdef uint64_t low
         if gone.record:
             copies = joined(gone.copies, [(each[1], each[1] + 1) for each in gone.again])
-            self.queue.members.keep(gone.record, gone.start, gone.skip_below, copies, list(gone.owed),
-                                    time.time_ns() // 1_000_000)
+            self.queue.members.keep(gone.record, gone.start, gone.skip_below, copies, list(gone.owed), True)
             low = min([first for first, _ in [*copies, *gone.owed]], default=gone.cursor)
             self.queue.members.place(gone.record, min(low, gone.cursor), gone.cursor)
         return 0

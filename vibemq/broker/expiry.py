@@ -3,10 +3,11 @@
 
 A message's age counts from its arrival.  For messages that arrive while the home watches, that is
 when it heard of them, by the monotonic clock: a sparse list of marks (so many messages
-existed at that time) is enough, and it is bounded however many messages wait.  For
-messages that were there before, the time in their chunk is compared with the wall clock as it was
-when the home began, moved on by the monotonic clock.  So setting the machine's clock
-neither expires messages early nor keeps them.
+existed at that time) is enough, and it is bounded however many messages wait.  The log says which of the
+messages that were there before are older than the time to live (csrc/log/upkeep.h): in the boot in which they were
+stored whatever the wall clock says, after another boot while the wall clock is believed.  They are at least as old as
+the home, so they expire then at the latest.  So setting the machine's clock neither expires messages early nor keeps
+them.
 
 No message expires early.  A caller reads the end of the log first and the clock afterwards, and rounds up: the
 time of a mark is no earlier than the arrival of any message below it.  The clock of a loop's turn is too early: other
@@ -16,7 +17,6 @@ workers append while the turn runs.
 from __future__ import annotations
 
 import bisect
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -29,27 +29,23 @@ NEVER = 2**63 - 1
 class Expiry:
     """For one queue with a time to live.
 
-    ``first_after(ms)`` gives the offset of the first stored message whose timestamp is at least that.
+    ``older_end(start, age_ms)`` gives the end of the messages from ``start`` on that are known to be older.
     """
 
-    def __init__(
-        self, ttl_ms: int, now_ms: int, next_offset: int, first_after: Callable[[int], int], wall_ms: int | None = None
-    ) -> None:
-        """``wall_ms``: the wall clock, read before ``now_ms``; a clock read later would let messages expire early."""
+    def __init__(self, ttl_ms: int, now_ms: int, next_offset: int, older_end: Callable[[int, int], int]) -> None:
         self.ttl_ms = ttl_ms
         self.grain_ms = max(GRAIN_MS_MIN, ttl_ms // MARKS)
         self.before = next_offset  # messages below were there when the home began
-        self.wall_less_monotonic_ms = (time.time_ns() // 1_000_000 if wall_ms is None else wall_ms) - now_ms
-        self.first_after = first_after
-        self.marks: deque[tuple[int, int]] = deque()  # (next offset, monotonic ms), both rising
+        self.older_end = older_end
+        self.marks = deque([(next_offset, now_ms)])  # (next offset, monotonic ms), both rising
         self.mark_began_ms = self.looked_ms = now_ms
         self.expired = 0
 
     def arrived(self, next_offset: int, now_ms: int) -> None:
         """Messages up to ``next_offset`` exist now."""
-        if next_offset <= (self.marks[-1][0] if self.marks else self.before):
+        if next_offset <= (self.marks[-1][0] if self.marks else self.expired):
             return
-        if self.marks and now_ms - self.mark_began_ms < self.grain_ms:
+        if self.marks and self.marks[-1][0] > self.before and now_ms - self.mark_began_ms < self.grain_ms:
             self.marks[-1] = (next_offset, now_ms)
         else:
             self.marks.append((next_offset, now_ms))
@@ -59,7 +55,7 @@ class Expiry:
         """Every message with a lower offset has expired."""
         if self.expired < self.before and now_ms >= self.looked_ms:
             self.looked_ms = now_ms + self.grain_ms
-            old = self.first_after(now_ms + self.wall_less_monotonic_ms - self.ttl_ms)
+            old = self.older_end(self.expired, self.ttl_ms)
             self.expired = max(self.expired, min(old, self.before))
         while self.marks and self.marks[0][1] + self.ttl_ms <= now_ms:
             self.expired = max(self.expired, self.marks.popleft()[0])

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import vibemq.storage.clock as clock
+import vibemq.storage.log as logs
 from vibemq.broker.decisions import Decisions
 from vibemq.broker.limits import count_refused
 from vibemq.config import Config
@@ -136,9 +138,9 @@ class Staged:
     def look(self) -> None:
         """Throw away all that nobody can or will decide, and forget applications that will not come again."""
         self._throw_away(self.metadata.staging())
-        before_ms = time.time_ns() // 1_000_000 - EPHEMERAL_KEPT_S * 1000
         for known in self.metadata.applications():
-            is_old = known.is_ephemeral and max(known.seen_ms, known.decided_ms) < before_ms
+            age_ms = clock.age_ms(max(known.seen_ms, known.decided_ms)) if known.is_ephemeral else None
+            is_old = age_ms is not None and age_ms > EPHEMERAL_KEPT_S * 1000
             if is_old and not self.metadata.staging_of(known.vhost, known.name):
                 with self.metadata.writing():
                     self.metadata.forget_application(known)
@@ -162,8 +164,8 @@ class Staged:
             return True
         if record.arguments["run"] in known.past_runs or not os.path.isdir(record.directory):
             return True
-        oldest_ms = time.time_ns() // 1_000_000 - self.options.staged_age_max_s * 1000
-        if record.created_ms >= oldest_ms or is_held(record):
+        age_ms = logs.age_ms(record.directory)
+        if age_ms is None or age_ms <= self.options.staged_age_max_s * 1000 or is_held(record):
             return False
         said = "transaction %s of application %r is older than %d s and not decided: thrown away"
         logger.warning(said, record.name, known.name, self.options.staged_age_max_s)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import enum
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import vibemq.storage.clock as clock
 import vibemq.storage.log as logs
 from vibemq.broker.arguments import DURABILITIES
 from vibemq.broker.decisions import GONE, Decisions
@@ -158,7 +158,8 @@ class Transactions:
                 said = f"run {past} of application {known.name} was taken over by run {by} from {peer}"
                 raise _Refused(State.SUPERSEDED, said)
         if known.run and known.run != run.run:
-            is_alive = abs(_now_ms() - known.seen_ms) < RUN_ALIVE_S * 1000
+            # Also where the wall clock was set since then.
+            is_alive = any(abs(now_ms - known.seen_ms) < RUN_ALIVE_S * 1000 for now_ms in clock.wall_ms_by_both())
             if is_alive or self._is_staging(known):
                 raise _Refused(State.BUSY, f"run {known.run} of application {known.name} from {known.peer}")
         return known
@@ -191,7 +192,7 @@ class Transactions:
         if known.run and known.run != run.run:
             past = (*known.past, [known.run, run.run, run.peer])
             known = replace(known, past=past[-RUNS_REMEMBERED_MAX:])
-        known = replace(known, run=run.run, peer=run.peer, seen_ms=_now_ms())
+        known = replace(known, run=run.run, peer=run.peer, seen_ms=clock.wall_ms())
         self.metadata.put_application(known)
         return known
 
@@ -259,7 +260,7 @@ class Transactions:
             for record in records:
                 if self.metadata.find_stream(STAGING, record.name) != record:
                     raise _Refused(State.CHANGED, f"transaction {record.name}, which was thrown away")
-            decided = replace(known, version=version, messages=0, decided_ms=_now_ms(), targets=tuple(targets))
+            decided = replace(known, version=version, messages=0, decided_ms=clock.wall_ms(), targets=tuple(targets))
             self.metadata.put_application(decided)
             if not records:
                 return None
@@ -337,10 +338,6 @@ class Transactions:
             known = self._known(run)
             if known is not None and known.run == run.run:
                 self.metadata.put_application(replace(known, run=""))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _unfinished(decision: Decision, why: str) -> _Refused:

@@ -55,7 +55,7 @@ class World:
     usage: Usage  # what those use who have limits
     certificates: Certificates | None  # of the listeners that speak TLS
     addresses: dict[str, str]  # door name -> HOST:PORT as shown in the ready line
-    started_ms: int  # when the broker started, by the wall clock
+    started_ms: int  # when the broker started, by vibemq.storage.clock.boot_ms
 
     @property
     def metadata_path(self) -> str:

@@ -28,6 +28,11 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "oom_score_kept": (
         "if memory runs out, the kernel may end the supervisor before a worker: /proc is read-only for it",
     ),
+    "clock_stepped": (
+        "the wall clock was set %s by %.0f s: nothing is removed for its age by this clock for %.0f s, unless "
+        "the kernel says that it is synchronised (`timedatectl`) and it is less than a day ahead",
+    ),
+    "clock_not_kept": ("%s cannot be written: after the next start the clock is not believed at once: %s",),
     "log_lines_dropped": ("%d lines of this log were dropped: nobody read this process's standard error",),
     "superuser_made": ("user %r is the superuser, with the password of the configuration",),
     "data_directory_open_to_others": ("%s may be entered by other accounts; `chmod 700 %s` keeps messages private",),

@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import vibemq.storage.clock as clock
 import vibemq.storage.log as logs_of_streams
 from vibemq.addresses import host_port
 from vibemq.broker.alarms import Conditions
@@ -36,6 +37,7 @@ from vibemq.config import WORKERS_MAX, Config, OAuth, Tls
 from vibemq.errors import ConfigError, StorageError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
 from vibemq.server import datadir, handover, housekeeping, lease, listeners, logs
+from vibemq.server.clock import ClockWatch
 from vibemq.server.context import DEPOSED, Context, Run, World, seats
 from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.memory import MemoryWatch, be_killed_first, may_set_oom_score
@@ -130,7 +132,7 @@ class Supervisor:
         store = config.store
         watermarks = store.memory_high_watermark_percent, store.memory_high_watermark_bytes
         self.memory = MemoryWatch(self.conditions, *watermarks, config.data_path)
-        self.started_ms = time.time_ns() // 1_000_000
+        self.started_ms = clock.boot_ms()
 
     def serve(self) -> int:
         _set_title("vibemq: supervisor")
@@ -163,6 +165,8 @@ class Supervisor:
     def _serve(self, boot: str) -> int:
         self.lease.keep(self._wake)
         datadir.identify(self.data_dir, has_bucket=bool(self.config.remote.url))
+        clock.share()
+        self.clock = ClockWatch(self.data_dir, self.config.retention.clock_grace_s)
         if self.config.tls != Tls():
             from vibemq.net.certificates import Certificates  # loads OpenSSL, which few brokers need
 
@@ -488,6 +492,7 @@ class Supervisor:
         times = [
             self.stop_deadline_s if self.stop_deadline_s is not None else self.housekeeper.due,
             self.memory.due,
+            self.clock.due,
             self.manager.due,
             self.hangs.due if self.stop_deadline_s is None else None,
             self.rolling.due if self.stop_deadline_s is None else None,
@@ -501,6 +506,8 @@ class Supervisor:
             self.manager.feed(now_s, is_well=is_over or self.hangs.is_any_well(self.manager.interval_s / 2))
         if self.lease.lost and not self.deposed:
             self._on_lease_lost()
+        if now_s >= self.clock.due:
+            self.clock.look()
         if now_s >= self.memory.due:
             pids = [process.pid for process in self.processes if process.alive]
             self.memory.look([self.pid, *pids])

@@ -47,6 +47,7 @@ from vibemq.protocols.signalr.door import SignalRDoor
 from vibemq.protocols.streams.door import StreamsDoor
 from vibemq.remote.asking import publisher
 from vibemq.server import listeners
+from vibemq.server.clock import KnownTime
 from vibemq.server.context import Context
 from vibemq.server.handover import Handovers
 from vibemq.server.hangs import BEATS_PER_S
@@ -98,6 +99,8 @@ class Worker:
             config.data_path, free_min, context.conditions, timers, helpers, fills_reserve=context.index == 0
         )
         streams.alarms, self.queues.reserve = self.alarms, self.alarms.reserve
+        if context.index == 0:
+            self.known_time = KnownTime(context.data_dir, timers, helpers)
         metadata.make_room, metadata.retry = self.alarms.reserve.make_room, self.alarms.reserve.retry
         self.alarms.listen(self._set_alarms)
         self.accesses = Accesses(metadata)

@@ -492,6 +492,8 @@ cdef extern from "log/upkeep.h" nogil:
     err retention_run(log *l, retention_report *out, fault *f)
     err retention_roll_aged(log *l, int64_t age_ms, boolean *rolled, fault *f)
     err retention_drop_before(log *l, uint64_t offset, retention_report *out, fault *f)
+    boolean retention_age(const char *directory, uint64_t first, int64_t *ms)
+    err retention_older(log *l, uint64_t from_, int64_t age_ms, uint64_t *end, fault *f)
 
     struct dump_options:
         bint entries

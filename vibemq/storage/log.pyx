@@ -321,6 +321,13 @@ def housekeep(str directory) -> tuple[int, int]:
     return held.apply_retention()
 
 
+def age_ms(str directory) -> int | None:
+    """How long ago this log was begun, while it has its first segment.  None: not known now."""
+    cdef int64_t ms
+    cdef bytes path = os.fsencode(directory)
+    return ms if core.retention_age(path, 0, &ms) else None
+
+
 def set_limits(str directory, **options):
     """Log.set_limits for a log that need not be open here, as when a policy has changed."""
     cdef Log held = Log(directory)
@@ -503,6 +510,13 @@ cdef class Log:
         core.reader_close(&r)
         check(e, &f)
         return at
+
+    def older_end(self, uint64_t start, long long age_ms) -> int:
+        """The end of the messages from `start` on that are known to be older than `age_ms` now (csrc/log/upkeep.h)."""
+        cdef fault f
+        cdef uint64_t end
+        check(core.retention_older(self.raw, start, age_ms, &end, &f), &f)
+        return end
 
     def time_at(self, uint64_t offset) -> int | None:
         """When the message at `offset` was appended, in ms since 1970; None: it is not there yet, or not to be had now.

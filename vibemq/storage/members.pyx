@@ -13,7 +13,6 @@ import heapq
 import logging
 import os
 import struct
-import time
 import zlib
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from libc.string cimport memcpy
 from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
 
 from vibemq.errors import LimitExceeded, StorageError
+from vibemq.storage import clock
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ cdef enum:
 #: States of a record.  The file has such a number in each byte of the word, so one flipped bit is corrected.
 FREE, SUBSCRIBED, AWAY, LEFT = 0, 1, 2, 3
 cdef uint64_t IN_EACH_BYTE = 0x0101010101010101
+cdef uint64_t LOW_HALF = 0xFFFFFFFF
 #: The highest time to live that a member can have (SUBSCRIBER_TTL_S_MAX): a damaged record keeps copies no longer.
 TTL_S_MAX = 2_592_000
 LENIENT = 1 << 63  # in the end of a range: messages that a member has acknowledged are no copies of this one
@@ -77,6 +78,7 @@ class MemberRecord(NamedTuple):
     name: str
     ttl_s: int
     since_ms: int  # when it went away, since 1970
+    since_stamp: int  # the same for clock.age_ms; 0: not known
     is_admitted: bool  # the home has given it a place
     is_whole: bool  # its check fits
     start: int
@@ -205,23 +207,25 @@ cdef class MemberTable:
         w[ALONE_FROM], w[ALONE_END] = first, end
         self._seal(index)
 
-    def keep(self, uint32_t index, uint64_t start, uint64_t skip_below, copies, shared, away_since_ms=None):
-        """Store the member's copies besides its messages from `start` on; `away_since_ms`: it vanished."""
+    def keep(self, uint32_t index, uint64_t start, uint64_t skip_below, copies, shared, is_away=False):
+        """Store the member's copies besides its messages from `start` on; `is_away`: it vanished."""
         cdef uint64_t *w = self._record(index)
+        cdef uint64_t stamp = w[NAME_BYTES] & ~LOW_HALF | w[RANGE_COUNT] >> 32
         ranges = [(first, end, 0) for first, end in copies] + [(first, end, LENIENT) for first, end in shared]
         ranges = _fewer(sorted(ranges), RANGES_MAX)
-        w[START], w[SKIP_BELOW], w[RANGE_COUNT] = start, skip_below, len(ranges)
+        if is_away:
+            w[SINCE_MS], stamp = clock.wall_ms(), clock.stamp()
+        w[START], w[SKIP_BELOW] = start, skip_below
+        w[RANGE_COUNT], w[NAME_BYTES] = stamp << 32 | <uint64_t> len(ranges), stamp & ~LOW_HALF | w[NAME_BYTES] & LOW_HALF
         self._bytes(index, RANGES_AT, b"".join(struct.pack("=QQ", first, end | flag) for first, end, flag in ranges))
-        if away_since_ms is not None:
-            w[SINCE_MS] = away_since_ms
         w[ADMITTED] = 1
         self._seal(index)
-        w[STATE] = (SUBSCRIBED if away_since_ms is None else AWAY) * IN_EACH_BYTE
+        w[STATE] = (AWAY if is_away else SUBSCRIBED) * IN_EACH_BYTE
 
     def read(self, uint32_t index) -> MemberRecord:
         """Read a record.  One flipped bit is corrected; with more damage the member is owed all messages."""
         cdef uint64_t *w = self._record(index)
-        cdef uint64_t count, size
+        cdef uint64_t count, size, stamp
         cdef char *at = <char *> w
         state = _state_of(w[STATE])
         is_whole = self._correct(index) and state >= 0
@@ -229,16 +233,17 @@ cdef class MemberTable:
             state = AWAY
         # Of two copies that differ, by a kill or by damage, the lower one loses nothing.
         low, cursor = min(w[LOW], ~w[LOW_INVERSE]), min(w[CURSOR], ~w[CURSOR_INVERSE])
-        count, size = min(w[RANGE_COUNT], <uint64_t> RANGES_MAX), min(w[NAME_BYTES], <uint64_t> NAME_BYTES_MAX)
+        count, size = min(w[RANGE_COUNT] & LOW_HALF, <uint64_t> RANGES_MAX), min(w[NAME_BYTES] & LOW_HALF, <uint64_t> NAME_BYTES_MAX)
+        stamp = w[NAME_BYTES] & ~LOW_HALF | w[RANGE_COUNT] >> 32
         name = (<bytes> at[NAME_AT:NAME_AT + size]).decode("utf-8", "replace")
         ttl_s = min(w[TTL_S], TTL_S_MAX)
         if not is_whole:
-            return MemberRecord(index, state, w[OWNER] & 0xFFFFFFFF, w[OWNER] >> 32, name, ttl_s, time.time_ns() // 1_000_000,
+            return MemberRecord(index, state, w[OWNER] & 0xFFFFFFFF, w[OWNER] >> 32, name, ttl_s, clock.wall_ms(), 0,
                                 True, False, 0, 0, 0, cursor, [], [], (0, 0))
         pairs = list(struct.iter_unpack("=QQ", <bytes> at[RANGES_AT:RANGES_AT + count * 16]))
         copies = [(first, end) for first, end in pairs if not end & LENIENT]
         shared = [(first, end & ~LENIENT) for first, end in pairs if end & LENIENT]
-        return MemberRecord(index, state, w[OWNER] & 0xFFFFFFFF, w[OWNER] >> 32, name, ttl_s, w[SINCE_MS],
+        return MemberRecord(index, state, w[OWNER] & 0xFFFFFFFF, w[OWNER] >> 32, name, ttl_s, w[SINCE_MS], stamp,
                             w[ADMITTED] != 0, True, w[START], w[SKIP_BELOW], low, cursor, copies, shared,
                             (w[ALONE_FROM], w[ALONE_END]))
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import vibemq
+import vibemq.storage.clock as clock
 from vibemq.admin.api import processes, remote, transactions
 from vibemq.admin.api.calls import Answer, Call, bad_request, values
 from vibemq.admin.api.exposition import Histogram, Page
@@ -94,13 +95,19 @@ def _add_broker(api: Api, page: Page) -> None:
         ("memory_used_bytes", "of all processes, without the page cache", used),
         ("memory_limit_bytes", "above this the memory alarm is in effect; 0: never", watermark),
         ("time_seconds", "the broker's clock, in Unix time", time.time()),
-        ("uptime_seconds", "since the broker started", time.time() - api.started_ms / 1000),
+        ("uptime_seconds", "since the broker started", (clock.boot_ms() - api.started_ms) / 1000),
+        ("clock_believed", "1 while the wall clock may remove what is too old", clock.is_believed()),
         ("workers", "worker processes", len(api.workers)),
         ("workers_answering", "worker processes that answer", len(answers)),
         ("connections", "open connections", sum(answer["connections"] for answer in answers)),
         ("connections_limit", "connections that all workers together take", _connections_max(api)),
     ):
         page.add(name, about, +value)
+    steps = clock.state()
+    about = "steps of the wall clock by more than a minute since the broker started"
+    page.add("clock_steps_total", about, steps.steps if steps else 0)
+    about = "the last of them in seconds, negative if the clock was set back; 0: there was none"
+    page.add("clock_last_step_seconds", about, steps.step_ms / 1000 if steps else 0)
     about = "requests of clients that a limit has refused, and entries that a full table of the broker could not keep"
     for answer in answers:
         page.add("limits_refused_total", about, answer["limits_refused"], process=f"worker {answer['worker']}")

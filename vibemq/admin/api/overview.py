@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from typing import Any
 
 import vibemq
+import vibemq.storage.clock as clock
 from vibemq.admin.api.calls import Call, not_found
 from vibemq.admin.api.connections import PROTOCOLS
 from vibemq.admin.api.counts import counts_of
@@ -95,7 +95,7 @@ def _node(api: Api) -> dict[str, Any]:
         "type": "disc",
         "running": True,
         "os_pid": str(os.getppid()),
-        "uptime": time.time_ns() // 1_000_000 - api.started_ms,
+        "uptime": clock.boot_ms() - api.started_ms,
         "processors": os.cpu_count(),
         "rates_mode": "none",
         "mem_used": used,

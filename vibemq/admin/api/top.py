@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import vibemq
+import vibemq.storage.clock as clock
 from vibemq.admin.api.calls import Call, bad_request
 from vibemq.admin.api.health import alarms_of, disk_free, is_drained, memory_of
 from vibemq.admin.api.processes import about
@@ -30,7 +31,7 @@ def top(api: Api, call: Call) -> Any:
         "node": api.node,
         "version": vibemq.__version__,
         "at_s": time.monotonic(),
-        "uptime_s": time.time() - api.started_ms / 1000,
+        "uptime_s": (clock.boot_ms() - api.started_ms) / 1000,
         "alarms": [str(alarm) for alarm in alarms_of(api)],
         "is_drained": is_drained(api),
         "memory_used": used,

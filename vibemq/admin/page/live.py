@@ -8,12 +8,12 @@ elsewhere in it. Whoever asks is taken for somebody who goes on looking.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any, TypeVar
 
 import vibemq
+import vibemq.storage.clock as clock
 from vibemq.admin.api import remote, transactions
 from vibemq.admin.api.calls import MONITORING, Call, Refused, bad_request
 from vibemq.admin.api.connections import PROTOCOLS, protocol_of
@@ -69,7 +69,7 @@ def overview(api: Api, call: Call) -> Any:
     return {
         "node": api.node,
         "version": vibemq.__version__,
-        "uptime_ms": time.time_ns() // 1_000_000 - api.started_ms,
+        "uptime_ms": clock.boot_ms() - api.started_ms,
         "sampled_ms": sample.at_ms,
         "totals": totals,
         "streams": len(seen) - queues,
@@ -77,11 +77,21 @@ def overview(api: Api, call: Call) -> Any:
         "damaged": sample.damaged,
         "workers": {"answering": len(sample.workers), "count": len(api.workers)},
         "alarms": sample.alarms,
+        "clock": _clock(),
         "is_drained": is_drained(api),
         "doors": [{"name": PROTOCOLS.get(door, door), "address": address} for door, address in api.addresses.items()],
         "busiest": [shown(one) for one in busiest if one.is_busy or one.ready],
         "history": sampler.broker_history(number(call, "after", 0, 2**53)) if is_whole else None,
     }
+
+
+def _clock() -> dict[str, Any]:
+    """``step_ms``: the last step of the wall clock, negative if it was set back; 0: there was none."""
+    state = clock.state()
+    if state is None or not state.steps:
+        return {"is_believed": clock.is_believed(), "step_ms": 0, "ago_ms": 0}
+    ago_ms = clock.boot_ms() - state.stepped_ms
+    return {"is_believed": clock.is_believed(), "step_ms": state.step_ms, "ago_ms": ago_ms}
 
 
 def _pace(seen: Seen) -> float:
@@ -127,11 +137,12 @@ def node(api: Api, call: Call) -> Any:
         "node": api.node,
         "version": vibemq.__version__,
         "pid": os.getppid(),
-        "uptime_ms": time.time_ns() // 1_000_000 - api.started_ms,
+        "uptime_ms": clock.boot_ms() - api.started_ms,
         "data_dir": os.path.dirname(api.metadata.path),
         "memory": {"used_bytes": used, "limit_bytes": limit},
         "disk": {"free_bytes": sample.totals.get("disk_free", 0), "limit_bytes": api.config.store.disk_free_min_bytes},
         "alarms": sample.alarms,
+        "clock": _clock(),
         "is_drained": is_drained(api),
         "workers": [{**worker, "memory_bytes": _resident_bytes(worker["pid"])} for worker in sample.workers],
         "worker_count": len(api.workers),

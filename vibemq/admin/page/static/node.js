@@ -2,7 +2,7 @@
 import * as api from "./api.js"
 import { h } from "./dom.js"
 import { bytes, count, duration, moment, NONE, plural } from "./format.js"
-import { alarms, doors, tile } from "./overview.js"
+import { alarms, doors, step, tile } from "./overview.js"
 import { table } from "./table.js"
 
 export const node = {
@@ -23,6 +23,7 @@ export const node = {
           memory.limit_bytes ? `alarm above ${bytes(memory.limit_bytes)}` : "no alarm",
         ),
         tile("Free disk", bytes(disk.free_bytes), "", `alarm below ${bytes(disk.limit_bytes)}`),
+        tile("Clock", found.clock.step_ms ? step(found.clock) : "not set since the start"),
         tile("Alarms", found.alarms.length ? found.alarms.join(", ") : "none"),
       ),
       memory.limit_bytes > 0 &&

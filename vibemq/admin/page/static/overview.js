@@ -40,11 +40,20 @@ export const BACKLOG = [
   { name: "unacked", label: "in flight", tone: "two" },
 ]
 
-export function alarms({ alarms: names, is_drained: isDrained, workers, damaged }) {
+/** The last step of the wall clock. */
+export function step({ step_ms: stepMs, ago_ms: agoMs }) {
+  return `set ${stepMs > 0 ? "forward" : "back"} by ${duration(Math.abs(stepMs))}, ${duration(agoMs)} ago`
+}
+
+export function alarms({ alarms: names, is_drained: isDrained, workers, damaged, clock }) {
   const lines = names.map((name) => `${name} alarm: no messages are taken until there is room again.`)
   if (isDrained) lines.push("In maintenance: nobody is let in. “vibemq ctl revive” ends that.")
   if (workers && workers.answering < workers.count)
     lines.push(`${workers.answering} of ${workers.count} workers answer; a new one is on its way.`)
+  if (clock.step_ms && !clock.is_believed)
+    lines.push(
+      `The wall clock was ${step(clock)}. Nothing is removed for its age by this clock for now; see “Clocks” in docs/operating.md.`,
+    )
   if (damaged) lines.push(`${plural(damaged, "stream")} cannot be read; the broker's log says why.`)
   return lines.map((text) => h("p", { class: "alarm", role: "alert", key: text }, text))
 }
