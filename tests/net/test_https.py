@@ -11,7 +11,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from peers.streams import DEADLINE_S
 from running import Running, broker, wait_until, written
 
+from vibemq.admin.http import CONNECTIONS_MAX
 from vibemq.cli.ctl import ctl
 from vibemq.config import Tls
 from vibemq.errors import ConfigError
@@ -144,6 +145,17 @@ def test_curl_and_plain_http_and_who_says_nothing(
         with pytest.warns(DeprecationWarning):
             old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
         refused(secured, old)
+
+
+def test_connections_that_never_finish_their_handshake_keep_no_operator_out(
+    authority: Authority, current: Identity, revoked: Path, tmp_path: Path
+) -> None:
+    with serving(tmp_path, authority, current, revoked) as running, ExitStack() as stack:
+        wait_until(lambda: asked(connected(running, authority.client_context())) == 200, "the management API")
+        for _ in range(CONNECTIONS_MAX + 100):
+            stack.enter_context(socket.create_connection(("localhost", running.ports["admin-tls"])))
+        for _ in range(3):
+            assert asked(connected(running, authority.client_context())) == 200
 
 
 def test_the_management_pages_cookie_is_for_https_alone(
