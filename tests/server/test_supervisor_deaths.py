@@ -2,9 +2,11 @@
 """Workers die: how soon they are replaced, what becomes of who waits, and when they must wait."""
 
 import os
+import resource
 import selectors
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 from running import broker, written
@@ -100,6 +102,34 @@ def test_a_worker_whose_death_is_known_before_its_first_word_is_read_harms_nobod
             key.data()
     assert told == [worker]
     assert worker.restart_at_s is not None
+
+
+@pytest.mark.parametrize("spare", range(3))
+def test_a_worker_for_which_no_descriptor_is_left_is_started_later(spare):
+    def started():
+        held = []
+        with selectors.DefaultSelector() as selector:
+            calls = selector, lambda _: None, lambda *_: signal.pause(), lambda: None, lambda _: None
+            process = Process("worker-0", "worker 0", 0, *calls)
+            with suppress(OSError):
+                while True:
+                    held.append(os.dup(2))
+            for _ in range(spare):
+                os.close(held.pop())
+            before = len(os.listdir("/proc/self/fd")) if spare else None
+            process.start()
+            if process.alive:
+                os.kill(process.pid, signal.SIGKILL)
+                os.waitpid(process.pid, 0)
+                return spare == 2
+            left = len(os.listdir("/proc/self/fd")) if spare else None
+            return spare < 2 and process.restart_at_s is not None and before == left
+
+    pid = os.fork()
+    if not pid:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+        os._exit(not started())
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_a_worker_that_fails_later_is_replaced_at_once_and_its_exit_code_logged(start):

@@ -66,6 +66,16 @@ def reap_strangers(ours: Container[int]) -> None:
         os.waitpid(ended.si_pid, 0)
 
 
+def _pidfd_of(pid: int) -> int:
+    """Return a descriptor of a new child.  Raises OSError: it has none, and has been ended."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # no descriptor is left, and without one its end would not be noticed
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
 @dataclass(slots=True, eq=False)
 class Process:
     """A seat and the process on it, if any.  Invariant: pid, pidfd and started_s are set together."""
@@ -101,22 +111,25 @@ class Process:
     def start(self) -> None:
         """Fork it; when the machine cannot, it is tried again later."""
         self.restart_at_s = None
-        ready_read, ready_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        ready: list[int] = []
 
         def prepare() -> None:
-            os.close(ready_read)
+            os.close(ready[0])
             self.in_child(self)
 
         try:
-            self.pid = fork(self.name, prepare, lambda: self.life(self, ready_write))
+            ready += os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            pid = fork(self.name, prepare, lambda: self.life(self, ready[1]))
+            os.close(ready.pop())
+            self.pidfd = _pidfd_of(pid)
         except OSError as problem:
-            os.close(ready_read)
+            for fd in ready:
+                os.close(fd)
             self.quick_deaths += QUICK_DEATHS_FREE
             self._restart_later(f"cannot be started: {problem.strerror}")
             return
-        finally:
-            os.close(ready_write)
-        self.pidfd, self.started_s = os.pidfd_open(self.pid), time.monotonic()
+        self.pid, self.started_s = pid, time.monotonic()
+        (ready_read,) = ready
         self.ready_fd, self.ready = ready_read, False
         self.selector.register(self.pidfd, selectors.EVENT_READ, self._on_death)
         self.selector.register(self.ready_fd, selectors.EVENT_READ, self._on_ready)
