@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk on which a test delays or fails fdatasync (broker/hold_sync.c), for brokers started through it."""
+"""A disk on which a test delays or fails calls (held_disk.c), for brokers started through it."""
 
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from running import wait_until
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
+
+
+class DiskCall(NamedTuple):
+    pid: int
+    thread: int
+    name: str
+    path: str
 
 
 class HeldDisk:
@@ -17,7 +25,7 @@ class HeldDisk:
     def __init__(self, folder: Path) -> None:
         if COMPILER is None:
             pytest.skip("there is no C compiler to build another disk with")
-        library, source = folder / "hold_sync.so", Path(__file__).parent / "broker/hold_sync.c"
+        library, source = folder / "held_disk.so", Path(__file__).with_suffix(".c")
         options = ["-shared", "-fPIC", "-Wall", "-Werror", "-O1", "-D_GNU_SOURCE"]
         subprocess.run([COMPILER, *options, "-o", library, source, "-ldl"], check=True)
         self._folder = folder / "syncs"
@@ -43,3 +51,29 @@ class HeldDisk:
 
     def mend(self) -> None:
         (self._folder / "failing").unlink()
+
+    def stall(self, part: object) -> None:
+        """Let each call that changes a file wait from now on, if its path contains `part`."""
+        self._set("stalled", str(part))
+
+    def unstall(self) -> None:
+        (self._folder / "stalled").unlink(missing_ok=True)
+
+    def trace(self, part: object) -> None:
+        """Note each call on files whose path contains `part` in `calls`, without a wait."""
+        self._set("traced", str(part))
+
+    def calls(self) -> list[DiskCall]:
+        """Calls that were traced, or that wait or have waited."""
+        file = self._folder / "calls"
+        lines = [line.split(" ", 3) for line in file.read_text().splitlines()] if file.exists() else []
+        return [DiskCall(int(pid), int(thread), name, path) for pid, thread, name, path in lines]
+
+    def wait_until_stalled(self, name: str = "") -> DiskCall:
+        """Wait until a call waits (one of that name); return the first one."""
+        wait_until(lambda: any(name in call.name for call in self.calls()), f"a stalled {name or 'call'}")
+        return next(call for call in self.calls() if name in call.name)
+
+    def _set(self, name: str, content: str) -> None:
+        (self._folder / f"{name}.new").write_text(content)
+        (self._folder / f"{name}.new").rename(self._folder / name)

@@ -31,6 +31,7 @@
     X(ERR_FULL, "the ring or table is full")                                   \
     X(ERR_EMPTY, "the ring or table is empty")                                 \
     X(ERR_LOCK, "the lock cannot be used")                                    \
+    X(ERR_BUSY, "another process or thread is in a slow file system call on it")  \
     X(ERR_VERSION, "written in a format that this vibemq does not know: start the newer vibemq, or restore the files")
 
 #define ERROR_ENUM(name, text) name,

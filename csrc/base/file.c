@@ -14,11 +14,19 @@
 #include <string.h>
 
 #include "bytes.h"
+#include "calls.h"
 #include "check.h"
 #include "crc32.h"
 
 #define AGAIN_WHILE_INTERRUPTED(call) \
     ({ __typeof__(call) result_; do result_ = (call); while (result_ < 0 && errno == EINTR); result_; })
+
+/* The same for a call that may wait for the disk. */
+#define NOTED(kind, path, made) \
+    ({ struct call *noted_ = call_begin(kind, path); \
+       __typeof__(made) answer_ = AGAIN_WHILE_INTERRUPTED(made); \
+       call_end(noted_); \
+       answer_; })
 
 /* Of a call that says no more than whether it went well. */
 static err answer(int result, const char *path, uint64_t position, struct fault *f)
@@ -58,7 +66,7 @@ bool file_name_parse(const char *name, const char *suffix, uint64_t *first_offse
 
 err file_open(const char *path, int flags, int *fd, struct fault *f)
 {
-    *fd = AGAIN_WHILE_INTERRUPTED(sys->open(path, flags | O_CLOEXEC, 0640));
+    *fd = NOTED(CALL_OPEN, path, sys->open(path, flags | O_CLOEXEC, 0640));
     return answer(*fd, path, 0, f);
 }
 
@@ -93,7 +101,7 @@ err file_read(int fd, const char *path, void *data, size_t size, uint64_t positi
     *got = 0;
     while (*got < size) {
         off_t at = (off_t)(position + *got);
-        ssize_t n = AGAIN_WHILE_INTERRUPTED(sys->pread(fd, (uint8_t *)data + *got, size - *got, at));
+        ssize_t n = NOTED(CALL_READ, path, sys->pread(fd, (uint8_t *)data + *got, size - *got, at));
         if (n < 0) return fault_from_errno(f, path, position + *got, size, *got);
         if (n == 0) break;
         *got += (size_t)n;
@@ -141,7 +149,7 @@ err file_write(int fd, const char *path, const void *data, size_t size, uint64_t
     const uint8_t *at = data;
     size_t done = 0;
     while (done < size) {
-        ssize_t n = AGAIN_WHILE_INTERRUPTED(sys->pwrite(fd, at + done, size - done, (off_t)(position + done)));
+        ssize_t n = NOTED(CALL_WRITE, path, sys->pwrite(fd, at + done, size - done, (off_t)(position + done)));
         if (n < 0) return fault_from_errno(f, path, position + done, size, done);
         if (n == 0) return fault_set(f, ERR_IO, 0, path, position + done, size, done);
         done += (size_t)n;
@@ -152,7 +160,7 @@ err file_write(int fd, const char *path, const void *data, size_t size, uint64_t
 err file_writev(int fd, const char *path, struct iovec *parts, int count, uint64_t position, struct fault *f)
 {
     while (count > 0) {
-        ssize_t n = AGAIN_WHILE_INTERRUPTED(sys->pwritev(fd, parts, count, (off_t)position));
+        ssize_t n = NOTED(CALL_WRITE, path, sys->pwritev(fd, parts, count, (off_t)position));
         if (n < 0) return fault_from_errno(f, path, position, parts->iov_len, 0);
         if (n == 0) return fault_set(f, ERR_IO, 0, path, position, parts->iov_len, 0);
         position += (uint64_t)n;
@@ -183,18 +191,18 @@ err file_create(const char *path, const void *data, size_t size, int *fd, struct
 
 err file_truncate(int fd, const char *path, uint64_t size, struct fault *f)
 {
-    return answer(AGAIN_WHILE_INTERRUPTED(sys->ftruncate(fd, (off_t)size)), path, size, f);
+    return answer(NOTED(CALL_TRUNCATE, path, sys->ftruncate(fd, (off_t)size)), path, size, f);
 }
 
 err file_punch(int fd, const char *path, uint64_t position, uint64_t size, struct fault *f)
 {
     int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
-    return answer(AGAIN_WHILE_INTERRUPTED(sys->fallocate(fd, mode, (off_t)position, (off_t)size)), path, position, f);
+    return answer(NOTED(CALL_TRUNCATE, path, sys->fallocate(fd, mode, (off_t)position, (off_t)size)), path, position, f);
 }
 
 err file_datasync(int fd, const char *path, struct fault *f)
 {
-    return answer(AGAIN_WHILE_INTERRUPTED(sys->fdatasync(fd)), path, 0, f);
+    return answer(NOTED(CALL_SYNC, path, sys->fdatasync(fd)), path, 0, f);
 }
 
 err file_sync(const char *path, struct fault *f)
@@ -212,7 +220,7 @@ static err sync_by(int (*call)(int), const char *directory, struct fault *f)
     int fd;
     err e = file_open(directory, O_RDONLY | O_DIRECTORY, &fd, f);
     if (e) return e;
-    e = answer(AGAIN_WHILE_INTERRUPTED(call(fd)), directory, 0, f);
+    e = answer(NOTED(CALL_SYNC, directory, call(fd)), directory, 0, f);
     file_close(&fd);
     return e;
 }
@@ -222,13 +230,13 @@ err file_sync_system(const char *directory, struct fault *f) { return sync_by(sy
 
 err file_unlink(const char *path, struct fault *f)
 {
-    int result = AGAIN_WHILE_INTERRUPTED(sys->unlink(path));
+    int result = NOTED(CALL_REMOVE, path, sys->unlink(path));
     return result < 0 && errno == ENOENT ? OK : answer(result, path, 0, f);
 }
 
 err file_rename(const char *source, const char *target, struct fault *f)
 {
-    return answer(AGAIN_WHILE_INTERRUPTED(sys->rename(source, target)), target, 0, f);
+    return answer(NOTED(CALL_RENAME, target, sys->rename(source, target)), target, 0, f);
 }
 
 err file_put(err e, int *fd, const char *temporary, const char *path, bool sync, struct fault *f)

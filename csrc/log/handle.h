@@ -35,7 +35,8 @@ err log_options_check(const struct log_options *o, struct log_options *out, stru
 err log_files_create(const char *directory, uint64_t first_offset, uint64_t turned_segment, bool sync, struct fault *f);
 
 /* Take the control mutex.  A process that inherits it from a dead owner makes the tracking table consistent first; one
- * that takes it for the first time verifies the table.  Thread-safe.  ERR_LOCK, or why the repair failed. */
+ * that takes it for the first time verifies the table.  Thread-safe.  ERR_LOCK, ERR_BUSY (log_lock_patience), or why the
+ * repair failed. */
 err log_lock(struct log *l, struct fault *f);
 /* With it held: tracking_find, after the rebuild of a damaged table. */
 err log_tracking_find(struct log *l, const char *reference, uint32_t bytes, uint64_t *sequence, struct fault *f);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../base/calls.h"
 #include "handle.h"
 
 /* ---- make ---- */
@@ -271,10 +272,29 @@ static err log_repair(struct log *l, bool inherited, struct fault *f)
     return inherited ? scan_tracking(l->directory, c.segment, c.batch_position, c.position, false, l->tracking, f) : OK;
 }
 
+/* A wait for a process that is in a file system call with the lock is noted as one itself. */
+static enum mutex_taken take(struct log *l, int64_t ms)
+{
+    struct mutex *m = &l->control->mutex;
+    enum mutex_taken taken = mutex_try(m);
+    if (taken != MUTEX_BUSY || ms == 0) return taken;
+    struct call *noted = call_begin(CALL_LOCK, l->directory);
+    taken = ms < 0 ? mutex_lock(m) : mutex_lock_within(m, ms);
+    int kept = errno;
+    call_end(noted);
+    errno = kept;
+    return taken;
+}
+
+static _Thread_local int64_t patience_ms = -1;
+
+void log_lock_patience(int64_t ms) { patience_ms = ms; }
+
 err log_lock(struct log *l, struct fault *f)
 {
     struct control *c = l->control;
-    enum mutex_taken taken = mutex_lock(&c->mutex);
+    enum mutex_taken taken = take(l, patience_ms);
+    if (taken == MUTEX_BUSY) return fault_set(f, ERR_BUSY, 0, l->directory, 0, 0, 0);
     if (taken == MUTEX_FAILED) return fault_set(f, ERR_LOCK, errno, l->directory, 0, 0, 0);
     /* Kept in the page until a repair succeeds: whoever cannot do it now leaves it to the next. */
     if (taken == MUTEX_INHERITED) atomic_store_explicit(&c->repair_wanted, 1, memory_order_relaxed);

@@ -15,7 +15,7 @@
  *
  * Any process appends, under the control block's mutex; any process reads, without
  * it.  A handle belongs to one thread, except that log_sync may be called from
- * another.  Handles are opened after fork.  FORMAT.md draws every record.
+ * another, and so may log_append while the first one appends nothing and keeps its descriptors.  Handles are opened after fork.  FORMAT.md draws every record.
  */
 #ifndef VIBEMQ_LOG_LOG_H
 #define VIBEMQ_LOG_LOG_H
@@ -48,6 +48,9 @@ void log_close(struct log *l);
 /* Give back the descriptors that appending holds; the next append opens them again. */
 void log_rest(struct log *l);
 struct control *log_control(struct log *l);
+/* How long the calling thread waits for the lock of any log in this and all other processes, whose holder may be in a slow
+ * file system call: its functions then fail with ERR_BUSY.  Below 0, as at first: as long as it takes. */
+void log_lock_patience(int64_t ms);
 
 /* Change the limits while the log is in use: of `options` all but the durability and segment_chunks_max, which
  * stay.  Every process uses them from its next append, read and retention_run on.  ERR_LIMIT: none was changed. */

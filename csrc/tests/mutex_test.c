@@ -69,10 +69,12 @@ TEST(what_another_process_holds_is_busy_and_its_death_is_told_once)
     pid_t holder = holder_start(s);
     wait_for(&s->ready, 1);
     EXPECT_EQ(EBUSY, pthread_mutex_trylock(&s->mutex.raw));
+    EXPECT_EQ(MUTEX_BUSY, mutex_try(&s->mutex));
+    EXPECT_EQ(MUTEX_BUSY, mutex_lock_within(&s->mutex, 2));
     holder_kill(holder);
-    EXPECT_EQ(MUTEX_INHERITED, mutex_lock(&s->mutex));
+    EXPECT_EQ(MUTEX_INHERITED, mutex_lock_within(&s->mutex, 2));
     mutex_unlock(&s->mutex);
-    EXPECT_EQ(MUTEX_TAKEN, mutex_lock(&s->mutex));
+    EXPECT_EQ(MUTEX_TAKEN, mutex_try(&s->mutex));
     mutex_unlock(&s->mutex);
     munmap(s, sizeof *s);
 }

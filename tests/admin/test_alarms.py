@@ -238,5 +238,5 @@ class AskedWorkers:
     def __len__(self) -> int:
         return 2
 
-    def ask_all(self, _: str) -> list[object]:
+    def statuses(self) -> list[object]:
         return self._answers

@@ -34,8 +34,8 @@ class CountedWorkers:
     def __len__(self):
         return 2
 
-    def ask_all(self, what):
-        self.asked[what] += 1
+    def statuses(self):
+        self.asked["status"] += 1
         return [{"worker": pid, "pid": pid, "connections": 3, "delivered": n} for pid, n in self.delivered.items()]
 
     def sessions(self):

@@ -49,8 +49,8 @@ def test_who_does_not_answer_is_left_out(pairs, monkeypatch):
     monkeypatch.setattr(asked, "_numbers", iter(range(1, 9)))
     with pytest.raises(NoAnswer, match="worker 0 did not answer"):
         asked.ask(0, "status")  # 1
-    answer(theirs, 3, "here")
-    assert asked.ask_all("status") == ["here"]  # 2 and 3
+    answer(theirs, 3, {"worker": 1})
+    assert asked.statuses() == [{"worker": 1}]  # 2 and 3
     answer(theirs, 5, "again")
     assert asked.ask_any("status") == "again"  # 4 and 5
 
@@ -74,7 +74,7 @@ def test_a_broker_that_ends_is_no_answer(pairs):
 def test_nobody_to_ask_is_no_answer():
     with pytest.raises(NoAnswer, match="no worker answers"):
         Workers([]).ask_any("groups")
-    assert Workers([]).ask_all("status") == list(Workers([]).sessions()) == []
+    assert Workers([]).statuses() == list(Workers([]).sessions()) == []
 
 
 def test_descriptors_of_answers_are_closed(pairs, monkeypatch):
@@ -88,3 +88,21 @@ def test_descriptors_of_answers_are_closed(pairs, monkeypatch):
         assert asked.ask(0, "status") == number
         theirs.recv(1000)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_last_status_counts_for_a_worker_that_waits_for_the_disk(pairs, monkeypatch):
+    (theirs, ours), _ = pairs
+    stalled: list[str] = []
+    asked = Workers([ours], lambda _: stalled[0] if stalled else None)
+    monkeypatch.setattr(asked, "_numbers", iter([1, 2]))
+    answer(theirs, 1, {"worker": 0, "connections": 7})
+    assert asked.statuses() == [{"worker": 0, "connections": 7}]
+    stalled.append("a write to a file")
+    (status,) = asked.statuses()
+    assert (status["connections"], status["is_stale"]) == (7, True)
+    with pytest.raises(NoAnswer, match="worker 0 waits for the disk: a write to a file"):
+        asked.ask(0, "sessions")
+    (unknown,) = Workers([ours], lambda _: "a write to a file").statuses()
+    assert (unknown["worker"], unknown["connections"]) == (0, 0), "an admin process that has just begun"
+    stalled.clear()
+    assert asked.statuses() == [], "it does not answer, and no disk explains that"

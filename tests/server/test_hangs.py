@@ -63,6 +63,11 @@ def test_who_waits_for_the_disk_or_is_debugged_is_left_alone(world):
     assert set(world.looks(10 * MOST_S)) == {None}
 
 
+def test_a_worker_in_a_slow_file_system_call_is_left_alone_in_any_state(world):
+    world.watch = HangWatch(world.beats, MOST_S, world.now_s, waits_for_disk=lambda index: index == 1)
+    assert {found for found in world.looks(10 * MOST_S, beating=[0]) if found is not None} == set()
+
+
 def test_who_gets_no_processor_is_left_alone(world):
     world.processes[100] = ("R", 5.0)
     assert set(world.looks(10 * MOST_S, beating=[1])) == {None}

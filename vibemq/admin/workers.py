@@ -3,7 +3,8 @@
 
 The supervisor keeps one socket for each worker, so it outlives both ends: what a worker that was killed had not read is
 answered by its successor, and an answer to an earlier admin process is known by its number and thrown away.  Who does
-not answer in time is left out, and the log says so: an overview with a part missing is better than none.
+not answer in time is left out, and the log says so: an overview with a part missing is better than none.  A worker
+whose loop is in a slow file system call is not asked; its last status counts for it meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from vibemq.errors import VibeMQError
@@ -32,6 +33,10 @@ _FIRST_NUMBERS = 1 << 48  # room for questions after each random start
 unanswered = OnceAMinute(logging.getLogger("vibemq.admin"))  # of one that hangs, each look would say so
 
 
+#: Of a worker that has not answered since this process began.
+_UNKNOWN = {"pid": 0, "connections": 0, "is_drained": False, "delivered": 0, "limits_refused": 0}
+
+
 class NoAnswer(VibeMQError):
     """A worker did not answer in time: it hangs, or is being replaced."""
 
@@ -39,8 +44,12 @@ class NoAnswer(VibeMQError):
 class Workers:
     """May be used from several threads; one question at a time goes to each worker."""
 
-    def __init__(self, channels: list[socket.socket]) -> None:
-        self._channels = channels
+    def __init__(
+        self, channels: list[socket.socket], stalled_in: Callable[[int], object | None] = lambda _: None
+    ) -> None:
+        """``stalled_in``: the slow file system call that a worker's loop is in, or None."""
+        self._channels, self._stalled_in = channels, stalled_in
+        self._statuses: dict[int, dict[str, Any]] = {}
         self._locks = [threading.Lock() for _ in channels]
         self._numbers = itertools.count(secrets.randbelow(_FIRST_NUMBERS))
 
@@ -50,6 +59,8 @@ class Workers:
     def ask(self, worker: int, what: str, **details: object) -> Any:
         """Raises NoAnswer."""
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        if (call := self._stalled_in(worker)) is not None:
+            raise NoAnswer(f"worker {worker} waits for the disk: {call}")
         if not self._locks[worker].acquire(timeout=ANSWER_TIMEOUT_S):
             raise NoAnswer(f"worker {worker} is busy with earlier questions")
         try:
@@ -94,10 +105,19 @@ class Workers:
             unanswered.say(worker, "a worker is left out: %s", problem)
             return None
 
-    def ask_all(self, what: str) -> list[Any]:
-        """The answers of those that answer."""
-        answers = (self._ask_one(worker, what) for worker in range(len(self._channels)))
-        return [answer for answer in answers if answer is not None]
+    def statuses(self) -> list[dict[str, Any]]:
+        """The status of each worker that answers; of one that waits for the disk the last one, with ``is_stale``."""
+        found = []
+        for worker in range(len(self._channels)):
+            is_stalled = self._stalled_in(worker) is not None
+            answer = None if is_stalled else self._ask_one(worker, "status")
+            if answer is not None:
+                self._statuses[worker] = answer
+                found.append(answer)
+            elif is_stalled or self._stalled_in(worker) is not None:
+                known = self._statuses.get(worker, _UNKNOWN)
+                found.append({**known, "worker": worker, "is_stale": True})
+        return found
 
     def sessions(self) -> Iterator[dict[str, Any]]:
         """Every connection of every worker, as its worker describes it."""

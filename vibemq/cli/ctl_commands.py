@@ -72,6 +72,9 @@ def status(order: Order) -> Any:
         "data_directory": node["db_dir"],
         **({} if store is None else {"object_store": ctl_remote.in_words(store)}),
         "alarms": [name for name, (key, _) in _ALARMS.items() if node[key]],
+        "stalled_file_calls": [
+            f"{call['process']}: {call['call']} has taken {call['seconds']:g} s" for call in node["stalled_file_calls"]
+        ],
         "memory_used": node["mem_used"],
         "memory_limit": node["mem_limit"],
         **{key: node[key] for key in ("disk_free", "disk_free_limit", "workers")},

@@ -28,11 +28,14 @@ from vibemq.once_a_minute import say_due, say_rest
 from vibemq.remote.asking import publisher
 from vibemq.server import listeners, logs
 from vibemq.server.context import Context, seats
+from vibemq.storage.calls import Call, Calls
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters
 
 # The next supervisor waits for the lock on the data directory, which this process shares.
 ORPHAN_CHECK_S = 0.2
+#: A worker whose loop has been in one file system call for so long is not asked: it cannot answer before that ends.
+STALLED_S = 0.5
 
 log = logging.getLogger("vibemq.admin")
 
@@ -51,15 +54,17 @@ async def _serve(context: Context) -> None:
     # Deleting a stream is a way to empty a full disk.
     reserve = Reserve(context.data_dir, context.config.store.disk_free_min_bytes)
     metadata.make_room, metadata.retry = reserve.make_room, reserve.retry
+    calls = {name: Calls(context.calls, seat) for name, seat in seats(context.worker_count).items()}
     api = Api(
         context.config,
         metadata,
-        Workers([ours for _, ours in context.inquiries]),
+        Workers([ours for _, ours in context.inquiries], lambda worker: stalled_in(calls[f"worker {worker}"])),
         node_name(context.config, context.addresses),
         context.addresses,
         context.started_ms,
         context.conditions,
         {name: Meters(context.meters, seat) for name, seat in seats(context.worker_count).items()},
+        calls,
     )
     api.audit = AuditLog(context.config.audit, context.data_dir)
     api.sampler = Sampler(api)
@@ -82,6 +87,11 @@ async def _serve(context: Context) -> None:
     await server.close()
     api.sampler.close()
     say_rest()
+
+
+def stalled_in(calls: Calls) -> Call | None:
+    """The slow call that a worker's loop is in."""
+    return next((call for call in calls.running(STALLED_S) if call.is_loops), None)
 
 
 def node_name(config: Config, addresses: dict[str, str]) -> str:

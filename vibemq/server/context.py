@@ -48,6 +48,7 @@ class World:
     supervisor_pid: int  # when os.getppid() is another, the supervisor is dead
     beats: Beats  # each worker counts its own up BEATS_PER_S times a second: else it is taken for one that hangs
     meters: mmap.mmap  # what each process counts (vibemq.storage.meters), at the seats that `seats` says
+    calls: mmap.mmap  # file system calls of each process (vibemq.storage.calls), at the same seats
     handovers: list[Channel]  # by index of the worker: how connections go to it from another (server/handover.py)
     # By index of the worker: its end and the admin process's, for questions; empty where there is no such process.
     inquiries: list[tuple[socket.socket, socket.socket]]

@@ -92,6 +92,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "thread_refused": (
         "a thread for %s was refused (%d run): %s; raise pids.max, `ulimit -u` or the limit of memory",
     ),
+    "file_call_slow": (
+        "%s: %s has taken %.1f s and goes on; %d such calls wait",
+        "%s: %s took %.1f s",
+    ),
     "worker_hung": ("%s, pid %d, is killed and replaced: %s",),
     "worker_not_answering": ("a worker is left out: %s", "an answer for the admin process was dropped: %s"),
     "worker_connections_left": ("%d connections did not end within %.1f s: %s%s",),

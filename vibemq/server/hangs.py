@@ -5,8 +5,9 @@ BEATS_PER_S times a second a worker's loop counts up a byte that it shares with 
 LOOK_S.  What a worker is silent for is counted in the time that it could have beaten in: between two looks no more than
 twice LOOK_S, because the supervisor did not run either where it was longer (a machine that was suspended, or has no
 time for anybody); of one that computes the processor time it had, so that one in an endless loop is found, and one that
-gets no processor is not; and nothing of one that waits for the disk (state D), for which its successor would wait as
-well, or that a debugger has stopped (state t).
+gets no processor is not; and nothing of one that waits for the disk (state D, or a slow file system call is noted: a
+file system in user space waits in state S), for which its successor would wait as well, or that a debugger has stopped
+(state t).
 
 Who hangs may hold what others wait for, so that they seem to hang too.  Therefore one is replaced at a time, a
 stopped one first, and the others then have GRACE_S to show that it was not they.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,8 +55,12 @@ class Pulse:
 class HangWatch:
     """``most_s``: how long a worker may be silent; 0: for ever.  ``is_asked``: whether any is well, all the same."""
 
-    def __init__(self, beats: Beats, most_s: float, now_s: float, *, is_asked: bool = False) -> None:
-        self._beats, self._most_s = beats, most_s
+    def __init__(
+        self, beats: Beats, most_s: float, now_s: float, *, is_asked: bool = False,
+        waits_for_disk: Callable[[int], bool] = lambda _: False,
+    ) -> None:  # fmt: skip
+        """``waits_for_disk``: is the loop of the worker with this index in a slow file system call?"""
+        self._beats, self._most_s, self._waits_for_disk = beats, most_s, waits_for_disk
         self._pulses: dict[int, Pulse] = {}
         self._looked_s = now_s
         self.due: float | None = now_s + LOOK_S if most_s or is_asked else None
@@ -92,6 +97,8 @@ class HangWatch:
         if pulse is None or pulse.pid != pid or pulse.beats != beats:
             self._pulses[index] = Pulse(pid, beats, computed_s, state=state)
             return
+        if self._waits_for_disk(index):
+            state = "D"
         if state == "R":
             pulse.silent_s += min(step_s, computed_s - pulse.computed_s)
         elif state not in _STATES_THAT_COUNT_NOT:

@@ -46,6 +46,9 @@ from vibemq.server.opening import open_bucket
 from vibemq.server.processes import OUR_SIGNALS, Process, reap_strangers, require_calls
 from vibemq.server.recovery import BEFORE_SERVING_S, END_SIGNAL, Recovery, sync_at_stop
 from vibemq.server.rolling import RollingRestart
+from vibemq.server.slow_calls import SlowCallWatch
+from vibemq.storage.calls import Calls
+from vibemq.storage.calls import shared as shared_calls
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters, shared
 
@@ -119,7 +122,7 @@ class Supervisor:
         self.level[0] = LEVELS.index(config.server.log_level)
         self.beats = Beats(config.worker_count)
         self.seats = seats(config.worker_count)
-        self.meters = shared(len(self.seats))
+        self.meters, self.calls = shared(len(self.seats)), shared_calls(len(self.seats))
         self.run, self.admin_run = run, admin_run
         self.workers: list[Process] = []
         self.admin: Process | None = None
@@ -400,6 +403,7 @@ class Supervisor:
             supervisor_pid=self.pid,
             beats=self.beats,
             meters=self.meters,
+            calls=self.calls,
             handovers=handover.channels(count),
             inquiries=[socket.socketpair(socket.AF_UNIX, kind) for _ in range(count if self.admin else 0)],
             conditions=self.conditions,
@@ -448,6 +452,7 @@ class Supervisor:
         """This process counts what it does, and the lines that it logs, at its own seat from now on."""
         meters = Meters(self.meters, self.seats[name])
         meters.sit()
+        Calls(self.calls, self.seats[name]).sit()
         logs.count(meters.tell)
 
     def _hung_up(self) -> None:
@@ -476,7 +481,13 @@ class Supervisor:
         self.epoch = 0
         self.rolling = RollingRestart(self.conditions, self.workers, self.config.server.shutdown_timeout_s)
         hang_s, is_asked = self.config.server.worker_hang_s, self.manager.due is not None
-        self.hangs = HangWatch(self.beats, hang_s, time.monotonic(), is_asked=is_asked)
+        self.slow_calls = SlowCallWatch(
+            {name: Calls(self.calls, seat) for name, seat in self.seats.items()}, time.monotonic()
+        )
+        self.hangs = HangWatch(
+            self.beats, hang_s, time.monotonic(), is_asked=is_asked,
+            waits_for_disk=lambda index: self.slow_calls.waits_for_disk(self.workers[index].name),
+        )  # fmt: skip
         while self.stop_deadline_s is None or any(process.alive for process in self.processes):
             for key, _ in self.selector.select(self._timeout_s()):
                 key.data()
@@ -493,6 +504,7 @@ class Supervisor:
             self.stop_deadline_s if self.stop_deadline_s is not None else self.housekeeper.due,
             self.memory.due,
             self.clock.due,
+            self.slow_calls.due,
             self.manager.due,
             self.hangs.due if self.stop_deadline_s is None else None,
             self.rolling.due if self.stop_deadline_s is None else None,
@@ -508,6 +520,8 @@ class Supervisor:
             self._on_lease_lost()
         if now_s >= self.clock.due:
             self.clock.look()
+        if now_s >= self.slow_calls.due:
+            self.slow_calls.look(now_s)
         if now_s >= self.memory.due:
             pids = [process.pid for process in self.processes if process.alive]
             self.memory.look([self.pid, *pids])

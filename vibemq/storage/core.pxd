@@ -6,7 +6,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "base/error.h" nogil:
     ctypedef enum err:
         OK, ERR_IO, ERR_DISK_FULL, ERR_NO_MEMORY, ERR_CORRUPT, ERR_TRUNCATED, ERR_LIMIT, ERR_INVALID, ERR_NOT_FOUND
-        ERR_NOT_CACHED, ERR_END, ERR_FULL
+        ERR_NOT_CACHED, ERR_END, ERR_FULL, ERR_BUSY
 
     struct fault:
         err code
@@ -388,6 +388,7 @@ cdef extern from "log/log.h" nogil:
     err log_set_limits(log *l, const log_options *options, fault *f)
     uint32_t log_filter_bytes(const log *l)
     uint32_t log_chunk_messages(const log *l)
+    void log_lock_patience(int64_t ms)
     err log_append(log *l, batch *b, log_appended *out, fault *f)
     err log_publisher_sequence(log *l, const char *reference, uint32_t size, uint64_t *out, fault *f)
     err log_publisher_last(log *l, const char *reference, uint32_t size, uint64_t *out, uint64_t *chunk, fault *f)

@@ -20,6 +20,8 @@ from vibemq.broker.disk import free_bytes
 
 #: How long a change of maintenance waits for the workers, and how often it asks them.
 TAKEN_UP_MAX_S, TAKEN_UP_LOOK_S = 2.0, 0.02
+#: A file system call that takes longer is shown.
+STALLED_S = 1.0
 OK: dict[str, Any] = {"status": "ok"}
 
 
@@ -39,6 +41,13 @@ def disk_free(api: Api) -> int:
 def memory_of(api: Api) -> tuple[int, int]:
     """Bytes that are used, and above which there is an alarm."""
     return (0, 0) if api.conditions is None else api.conditions.memory
+
+
+def stalled(api: Api) -> list[dict[str, Any]]:
+    """File system calls that have run for more than STALLED_S, the longest first."""
+    found = [(call.seconds, name, call) for name, calls in api.calls.items() for call in calls.running(STALLED_S)]
+    longest_first = sorted(found, reverse=True)
+    return [{"process": name, "call": str(call), "seconds": round(seconds, 1)} for seconds, name, call in longest_first]
 
 
 def is_drained(api: Api) -> bool:
@@ -125,7 +134,7 @@ def set_drained(drained: bool) -> Callable[[Api, Call], None]:
             raise bad_request("no broker runs")
         api.conditions.is_drained = drained
         deadline_s = time.monotonic() + TAKEN_UP_MAX_S
-        while any(worker["is_drained"] != drained for worker in api.workers.ask_all("status")):
+        while any(worker["is_drained"] != drained for worker in api.workers.statuses()):
             if time.monotonic() > deadline_s:  # one that ends just now; its successor looks before it begins
                 break
             time.sleep(TAKEN_UP_LOOK_S)
@@ -150,7 +159,7 @@ def restarts(api: Api, call: Call) -> dict[str, int]:
 
 
 def _workers(api: Api) -> Answer:
-    down = len(api.workers) - len(api.workers.ask_all("status"))
+    down = len(api.workers) - len(api.workers.statuses())
     if down:
         return _failed(f"{down} of {len(api.workers)} workers do not answer")
     return Answer(200, OK)

@@ -22,6 +22,7 @@ from vibemq.admin.api.metrics_objects import Objects
 from vibemq.admin.api.service import Api
 from vibemq.broker.alarms import Alarm
 from vibemq.broker.limits import refused_total
+from vibemq.storage.calls import SLOW_MS
 
 DETAILED_MAX = 100_000  # of each kind: some tens of MB, which whoever asks for all has asked for
 _ABOUT_PROCESS = {
@@ -82,7 +83,7 @@ def detailed(api: Api, call: Call) -> Answer:
 
 
 def _add_broker(api: Api, page: Page) -> None:
-    answers, alarms = api.workers.ask_all("status"), alarms_of(api)
+    answers, alarms = api.workers.statuses(), alarms_of(api)
     used, watermark = memory_of(api)
     disk_min = api.config.store.disk_free_min_bytes
     page.add("build_info", "the version that runs", 1, version=vibemq.__version__)
@@ -163,6 +164,24 @@ def _add_processes(api: Api, page: Page) -> None:
             page.add(f"process_{metric}", _ABOUT_PROCESS[metric], value, process=name)
 
 
+def _add_disk(api: Api, page: Page) -> None:
+    slow: dict[str, tuple[int, float]] = {}
+    for name, calls in api.calls.items():
+        if not api.meters[name].pid:
+            continue
+        running = max((call.seconds for call in calls.running(SLOW_MS / 1000)), default=0.0)
+        about = "how long the oldest file system call of the process has run, if it is slow (above 50 ms)"
+        page.add("file_call_running_seconds", about, running, process=name)
+        about = "the slowest file system call that ended in this minute and the one before, if it was slow"
+        page.add("file_call_slowest_seconds", about, calls.slowest_s, process=name)
+        for kind, (count, seconds) in calls.slow().items():
+            before = slow.get(kind, (0, 0.0))
+            slow[kind] = before[0] + count, before[1] + seconds
+    for kind, (count, seconds) in slow.items():
+        page.add("file_calls_slow_total", "file system calls that took more than 50 ms", count, call=kind)
+        page.add("file_calls_slow_seconds_total", "time of those calls", seconds, call=kind)
+
+
 def _add_latency(api: Api, page: Page) -> None:
     workers = {name: seat for name, seat in api.meters.items() if name.startswith("worker")}
     for name, seat in workers.items():
@@ -197,6 +216,7 @@ def _add_remote(api: Api, page: Page) -> None:
 _BROKER: dict[str, Callable[[Api, Page], None]] = {
     "broker": _add_broker,
     "processes": _add_processes,
+    "disk": _add_disk,
     "latency": _add_latency,
     "transactions": _add_transactions,
     "remote": _add_remote,

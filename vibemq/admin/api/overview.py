@@ -12,7 +12,7 @@ import vibemq.storage.clock as clock
 from vibemq.admin.api.calls import Call, not_found
 from vibemq.admin.api.connections import PROTOCOLS
 from vibemq.admin.api.counts import counts_of
-from vibemq.admin.api.health import alarms_of, disk_free, is_drained, memory_of
+from vibemq.admin.api.health import alarms_of, disk_free, is_drained, memory_of, stalled
 from vibemq.admin.api.service import Api
 from vibemq.broker.alarms import Alarm
 from vibemq.errors import StorageError
@@ -89,7 +89,7 @@ def _node(api: Api) -> dict[str, Any]:
     limit = api.config.store.disk_free_min_bytes
     alarms = alarms_of(api)
     used, watermark = memory_of(api)
-    answers = api.workers.ask_all("status")
+    answers = api.workers.statuses()
     return {
         "name": api.node,
         "type": "disc",
@@ -105,6 +105,7 @@ def _node(api: Api) -> dict[str, Any]:
         "disk_free_limit": limit,
         "disk_free_alarm": Alarm.DISK in alarms,
         "being_drained": is_drained(api),
+        "stalled_file_calls": stalled(api),
         "partitions": [],
         "db_dir": os.path.dirname(api.metadata.path),
         "os": platform.platform(),

@@ -21,6 +21,7 @@ from vibemq.broker.alarms import Conditions
 from vibemq.broker.audit import AuditLog
 from vibemq.broker.catalog import Catalog, Deleted
 from vibemq.config import Config
+from vibemq.storage.calls import Calls
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters
 
@@ -57,8 +58,11 @@ class Api:
     def __init__(
         self, config: Config, metadata: Metadata, workers: Workers, node: str, addresses: Mapping[str, str],
         started_ms: int, conditions: Conditions | None = None, meters: Mapping[str, Meters] | None = None,
+        calls: Mapping[str, Calls] | None = None,
     ) -> None:  # fmt: skip
-        """``conditions``: None where no broker runs; ``meters``: what each process counts, by its name."""
+        """``conditions``: None where no broker runs; ``meters``: what each process counts, by its name; ``calls``: its
+        file system calls."""
+        self.calls = calls or {}
         self.config, self.metadata, self.workers, self.node = config, metadata, workers, node
         self.addresses, self.started_ms, self.conditions = addresses, started_ms, conditions
         self.meters, self.survey, self.readiness = meters or {}, Survey(), Readiness()

@@ -37,7 +37,7 @@ def top(api: Api, call: Call) -> Any:
         "memory_used": used,
         "memory_limit": limit,
         "disk_free": disk_free(api),
-        "connections": sum(answer["connections"] for answer in api.workers.ask_all("status")),
+        "connections": sum(answer["connections"] for answer in api.workers.statuses()),
         "confirmed_total": _messages(workers, "confirm_os", "confirm_disk", "confirm_remote"),
         "delivered_total": _messages(workers, "deliver_stream", "deliver_queue"),
         "streams": len(entries),

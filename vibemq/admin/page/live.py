@@ -17,7 +17,7 @@ import vibemq.storage.clock as clock
 from vibemq.admin.api import remote, transactions
 from vibemq.admin.api.calls import MONITORING, Call, Refused, bad_request
 from vibemq.admin.api.connections import PROTOCOLS, protocol_of
-from vibemq.admin.api.health import is_drained, memory_of
+from vibemq.admin.api.health import is_drained, memory_of, stalled
 from vibemq.admin.api.service import Api
 from vibemq.admin.page.sampler import RATES, Sample, Sampler, Seen
 from vibemq.errors import StorageError
@@ -78,6 +78,7 @@ def overview(api: Api, call: Call) -> Any:
         "workers": {"answering": len(sample.workers), "count": len(api.workers)},
         "alarms": sample.alarms,
         "clock": _clock(),
+        "stalled": stalled(api)[:1],
         "is_drained": is_drained(api),
         "doors": [{"name": PROTOCOLS.get(door, door), "address": address} for door, address in api.addresses.items()],
         "busiest": [shown(one) for one in busiest if one.is_busy or one.ready],
@@ -143,6 +144,7 @@ def node(api: Api, call: Call) -> Any:
         "disk": {"free_bytes": sample.totals.get("disk_free", 0), "limit_bytes": api.config.store.disk_free_min_bytes},
         "alarms": sample.alarms,
         "clock": _clock(),
+        "stalled": stalled(api)[:1],
         "is_drained": is_drained(api),
         "workers": [{**worker, "memory_bytes": _resident_bytes(worker["pid"])} for worker in sample.workers],
         "worker_count": len(api.workers),

@@ -202,7 +202,7 @@ class Sampler:
                 moved.update(counts)
                 seen.published_rate, seen.delivered_rate, seen.acked_rate = (counts[name] / elapsed_s for name in RATES)
             streams[record.incarnation] = seen
-        workers = self._api.workers.ask_all("status")
+        workers = self._api.workers.statuses()
         moved["delivered"] += _delivered(workers, before.workers)
         totals = {
             **{name: moved[name] / elapsed_s if elapsed_s else 0.0 for name in RATES},

@@ -45,8 +45,10 @@ export function step({ step_ms: stepMs, ago_ms: agoMs }) {
   return `set ${stepMs > 0 ? "forward" : "back"} by ${duration(Math.abs(stepMs))}, ${duration(agoMs)} ago`
 }
 
-export function alarms({ alarms: names, is_drained: isDrained, workers, damaged, clock }) {
+export function alarms({ alarms: names, is_drained: isDrained, workers, damaged, clock, stalled }) {
   const lines = names.map((name) => `${name} alarm: no messages are taken until there is room again.`)
+  for (const { process, call, seconds } of stalled)
+    lines.push(`The disk does not answer: ${call} has taken ${duration(seconds * 1000)} so far (${process}).`)
   if (isDrained) lines.push("In maintenance: nobody is let in. “vibemq ctl revive” ends that.")
   if (workers && workers.answering < workers.count)
     lines.push(`${workers.answering} of ${workers.count} workers answer; a new one is on its way.`)

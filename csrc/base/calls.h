@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * calls: the file system calls that run now, and those that were slow, in memory that other processes can read.
+ *
+ * A disk that stalls stops a process within such a call.  The process cannot say so then; another one reads it here.  Each
+ * thread notes its call in an entry of its process's seat before it makes it, and frees the entry afterwards.  That costs
+ * two readings of a coarse clock (4 ms) and a copy of the path's end.
+ *
+ * Invariant: an entry whose `since_ms` is not 0 has the kind and the path of one call.  Its number rises with each call.
+ */
+#ifndef VIBEMQ_BASE_CALLS_H
+#define VIBEMQ_BASE_CALLS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define CALLS_LINE 128
+/* Threads of a process that are noted at once: the loop and all helpers of a worker are fewer.  Further ones are not noted. */
+#define CALLS_ENTRIES 64u
+#define CALL_PATH_BYTES 232u /* the end of the path; with the other fields 256 bytes */
+#define CALL_SLOW_MS 50      /* calls that took longer are counted */
+
+enum call_kind {
+    CALL_NONE,
+    CALL_OPEN,
+    CALL_READ,
+    CALL_WRITE,
+    CALL_TRUNCATE,
+    CALL_SYNC,
+    CALL_REMOVE,
+    CALL_RENAME,
+    CALL_LOCK, /* a wait for a log's lock, which another process holds during its own call */
+    CALL_SPACE, /* statvfs */
+    CALLS_KINDS,
+};
+
+struct call {
+    _Atomic uint32_t kind; /* CALL_NONE: the entry is free */
+    _Atomic uint32_t number;
+    _Atomic int64_t since_ms; /* by CLOCK_MONOTONIC; 0: no call runs */
+    char path[CALL_PATH_BYTES + 8];
+};
+
+struct calls {
+    /* The first entry is of the thread that called calls_sit: a worker's loop. */
+    _Alignas(CALLS_LINE) struct call running[CALLS_ENTRIES];
+    _Atomic uint64_t slow[CALLS_KINDS], slow_ms[CALLS_KINDS]; /* ended calls above CALL_SLOW_MS: their number, and their time */
+    _Atomic int64_t slowest_minute[2];                        /* of an even and an odd minute: which one, */
+    _Atomic uint64_t slowest_ms[2];                           /* and its slowest call */
+    struct call ended;         /* the slowest ended call that calls_take_ended has not returned yet */
+    _Atomic uint64_t ended_ms; /* its time */
+};
+
+/* A copy of an entry. */
+struct call_seen {
+    uint32_t entry;
+    enum call_kind kind;
+    int64_t ms; /* how long it has run, or took */
+    char path[CALL_PATH_BYTES + 8];
+};
+
+/* Milliseconds of CLOCK_MONOTONIC, exact to a tick of the kernel. */
+int64_t calls_now_ms(void);
+
+/* The calls of this process are noted in `seat` from now on; the calling thread has the first entry.  NULL: in memory of its
+ * own again. */
+void calls_sit(struct calls *seat);
+
+/* About to make a call; the path may be NULL, if nobody knows it.  NULL: it is not noted, as all entries are used. */
+struct call *call_begin(enum call_kind kind, const char *path);
+/* It has returned; errno is kept. */
+void call_end(struct call *c);
+
+/* Is a call of the calling process slower than CALL_SLOW_MS, or was one in the last `ms` milliseconds? */
+bool calls_are_slow(int64_t ms);
+
+/* Copy the running calls of a seat that are older than `ms`; returns their number, at most `count`. */
+uint32_t calls_running(struct calls *seat, int64_t ms, struct call_seen *out, uint32_t count);
+/* The slowest call of this minute and the one before. */
+uint64_t calls_slowest_ms(struct calls *seat);
+/* Copy and forget the slowest ended call above CALL_SLOW_MS; false: there is none.  For one reader. */
+bool calls_take_ended(struct calls *seat, struct call_seen *out);
+
+#endif
