@@ -5,9 +5,9 @@
  * fdatasync of a segment of the log waits while the file `held` exists, and fails with EIO while `failing` exists.  A call
  * that waits creates the file `waits` first.
  *
- * A call that changes a file waits while the file `stalled` exists and its content is part of the file's path.  Such a call
- * appends a line to the file `calls` first: process, thread, name of the call, path.  While the file `traced` exists, each
- * call whose path contains its content appends such a line and does not wait.
+ * The file `stalled` has the name of a call, or `*`, a blank, and a part of a path.  While it exists, such a call that
+ * changes a file with that part in its path waits.  It appends a line to the file `calls` first: process, thread, name of
+ * the call, path.  The file `traced` has the same form; its calls append such a line and do not wait.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -35,8 +35,8 @@ static int there(const char *folder, const char *name)
     return access(path, F_OK) == 0;
 }
 
-/* Does the content of the folder's file `name` occur in `path`?  Read by raw calls: the others are ours. */
-static int concerns(const char *folder, const char *name, const char *path)
+/* Is this call on `path` in the folder's file `name`?  Read by raw calls: the others are ours. */
+static int concerns(const char *folder, const char *name, const char *call, const char *path)
 {
     char file[4096], wanted[1024];
     snprintf(file, sizeof file, "%s/%s", folder, name);
@@ -45,7 +45,10 @@ static int concerns(const char *folder, const char *name, const char *path)
     long got = syscall(SYS_read, fd, wanted, sizeof wanted - 1);
     syscall(SYS_close, fd);
     wanted[got > 0 ? got : 0] = 0;
-    return got > 0 && strstr(path, wanted) != NULL;
+    char *part = strchr(wanted, ' ');
+    if (!part) return 0;
+    *part++ = 0;
+    return (wanted[0] == '*' || strcmp(wanted, call) == 0) && strstr(path, part) != NULL;
 }
 
 static void note(const char *folder, const char *call, const char *path)
@@ -64,11 +67,11 @@ static void meet(const char *call, const char *path)
     const char *folder = getenv("VIBEMQ_SYNCS");
     int before = errno;
     if (!folder) return;
-    if (concerns(folder, "traced", path)) note(folder, call, path);
+    if (concerns(folder, "traced", call, path)) note(folder, call, path);
     /* The kernel opens a file that is there without asking the disk, as long as it knows its name. */
-    if (strcmp(call, "open") != 0 && concerns(folder, "stalled", path)) {
+    if (strcmp(call, "open") != 0 && concerns(folder, "stalled", call, path)) {
         note(folder, call, path);
-        while (concerns(folder, "stalled", path)) usleep(1000);
+        while (concerns(folder, "stalled", call, path)) usleep(1000);
     }
     errno = before;
 }

@@ -52,16 +52,16 @@ class HeldDisk:
     def mend(self) -> None:
         (self._folder / "failing").unlink()
 
-    def stall(self, part: object) -> None:
-        """Let each call that changes a file wait from now on, if its path contains `part`."""
-        self._set("stalled", str(part))
+    def stall(self, part: object, call: str = "*") -> None:
+        """Let calls that change a file with `part` in its path wait from now on; ``call``: only those of that name."""
+        self._set("stalled", f"{call} {part}")
 
     def unstall(self) -> None:
         (self._folder / "stalled").unlink(missing_ok=True)
 
     def trace(self, part: object) -> None:
         """Note each call on files whose path contains `part` in `calls`, without a wait."""
-        self._set("traced", str(part))
+        self._set("traced", f"* {part}")
 
     def calls(self) -> list[DiskCall]:
         """Calls that were traced, or that wait or have waited."""

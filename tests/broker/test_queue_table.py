@@ -31,6 +31,8 @@ class HangingDisk:
     def submit_sync(self, work, done):
         self.jobs.append((work, done))
 
+    submit_remove = submit_append = submit_sync
+
     def come_back(self):
         jobs, self.jobs = self.jobs, []
         for work, done in jobs:

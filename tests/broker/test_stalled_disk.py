@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -81,3 +83,71 @@ def test_metrics_and_readiness_are_whole_while_a_worker_waits(disk: HeldDisk, tm
     assert sample(http, "vibemq_connections") == 1
     assert sample(http, "vibemq_limits_refused_total", process="worker 0") == 0
     assert http.raw("GET", "/health/ready").status == 200
+
+
+def fill(publisher: Peer, stream: str, segments: int) -> None:
+    """Publish until the stream has begun so many segments of 4 KiB."""
+    publisher.declare(stream)
+    for number in range(segments * 5):
+        publisher.publish([(number, b"x" * 1000)])
+        publisher.confirmed(1)
+
+
+SMALL = {"stream-max-segment-size-bytes": "4096"}
+
+
+def test_a_worker_is_replaced_and_the_broker_stops_while_segments_cannot_be_removed(
+    disk: HeldDisk, tmp_path: Path, stack: ExitStack, capfd
+):
+    folder = tmp_path / "data"
+    flags = ("--set", "store.retention_interval_s=1")
+    running = stack.enter_context(broker(folder, *flags, through=disk.through))
+    stack.callback(disk.unstall)
+    publisher = stack.enter_context(connected(running))
+    publisher.create("aging", **SMALL, **{"max-age": "1s"})
+    fill(publisher, "aging", 3)
+    disk.stall(f"{log_of(folder, 'aging')}/", call="unlink")
+    workers = running.worker_pids()
+    wait_until(lambda: any(call.pid not in workers for call in disk.calls()), "retention waits for the disk")
+
+    os.kill(workers[1], signal.SIGKILL)
+    wait_until(lambda: len(set(running.worker_pids()) - {workers[1]}) == 2, "another worker")
+    running.process.terminate()
+    wait_until(lambda: "SIGTERM: stopping" in written(capfd), "the supervisor hears SIGTERM")
+
+
+def test_confirms_do_not_wait_for_the_removal_of_segments(disk: HeldDisk, tmp_path: Path, stack: ExitStack):
+    """More removals wait than there are threads for syncs."""
+    folder = tmp_path / "data"
+    running = stack.enter_context(broker(folder, "--durability", "disk", workers=1, through=disk.through))
+    stack.callback(disk.unstall)
+    publisher = stack.enter_context(connected(running))
+    disk.stall(folder / "streams", call="unlink")
+    for number in range(10):
+        publisher.create(f"short{number}", **SMALL, **{"max-length-bytes": "4096"})
+        publisher.declare(f"short{number}", number)
+        for message in range(15):
+            publisher.publish([(message, b"x" * 1000)], number)
+            publisher.confirmed(1, number)
+    disk.wait_until_stalled("unlink")
+
+
+def test_a_log_in_a_file_that_stalls_stops_no_process(disk: HeldDisk, tmp_path: Path, stack: ExitStack):
+    file = tmp_path / "broker.log"
+    through = ("sh", "-c", f'exec "$@" 2>{file}', "sh", *disk.through)
+    running = stack.enter_context(broker(tmp_path / "data", "--set", "server.shutdown_timeout_s=2", through=through))
+    stack.callback(disk.unstall)
+    disk.stall(file)
+    pids = running.worker_pids()
+    for pid in pids:  # each death is a line of the supervisor
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda gone=pid: len(set(running.worker_pids()) - {gone}) == 2, "another worker")
+    disk.wait_until_stalled("write")
+    for attempt in range(3):  # each is a line of a worker or of the admin process
+        assert Http(running, password=f"wrong{attempt}").status("GET", "overview") == 401
+        with connected(running) as peer:
+            peer.create(f"s{attempt}")
+            peer.store(f"s{attempt}", [b"stored"])
+    disk.unstall()
+    for pid in pids:
+        wait_until(lambda dead=pid: f"pid {dead}, was killed by SIGKILL" in file.read_text(), "the waiting lines")

@@ -2,6 +2,7 @@
 """Signals: ending cleanly, ending those who do not, and reading the configuration again."""
 
 import signal
+import time
 
 import pytest
 from supervisor_harness import wait_until
@@ -33,6 +34,21 @@ def test_a_worker_that_does_not_end_in_time_is_killed_and_the_exit_code_says_so(
     broker.signal(signal.SIGTERM)
     assert broker.wait() == 1
     assert f"worker 0, pid {pid}, is killed: it did not end within 1 s" in broker.log
+
+
+def test_the_time_to_finish_does_not_run_while_the_broker_is_paused(start):
+    """As the freezer of a control group pauses it, or a suspended machine."""
+    broker = start(server__workers=1, server__shutdown_timeout_s=2).wait_ready()
+    broker.ask("hang")
+    broker.signal(signal.SIGTERM)
+    broker.wait_log("stopping")
+    broker.signal(signal.SIGSTOP)
+    time.sleep(4)  # longer than the workers have, which is what this test is about
+    broker.signal(signal.SIGINT)  # read first when it runs again, and then the deadline is looked at
+    broker.signal(signal.SIGCONT)
+    assert broker.wait() == 1
+    assert "is killed: a second SIGINT came while stopping" in broker.log
+    assert "did not end within" not in broker.log
 
 
 def test_a_second_signal_ends_it_at_once(start):

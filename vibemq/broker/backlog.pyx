@@ -619,7 +619,7 @@ cdef class Backlog:
         self.settling = False
         if not self.queue.options.keep and self.reading.leaves(base):
             drop = partial(drop_before, self.queue.stream.log.directory, base)
-            self.queue.table.helpers.submit_sync(drop, self.segments_dropped)
+            self.queue.table.helpers.submit_remove(drop, self.segments_dropped)
         return 0
 
     def segments_dropped(self, result, error):

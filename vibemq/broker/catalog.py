@@ -405,7 +405,7 @@ class Catalog:
     def deleted(self, gone: Deleted) -> None:
         """Tell every worker that has it open, and let a helper remove its files."""
         self.table.tell(gone.holders, gone.slot)
-        self.helpers.submit(lambda: logs.remove(gone.directory), self._removed)
+        self.helpers.submit_remove(lambda: logs.remove(gone.directory), self._removed)
 
     def _removed(self, _: Any, error: BaseException | None) -> None:
         if error is not None:

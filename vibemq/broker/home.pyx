@@ -142,7 +142,7 @@ cdef class Home:
             queue.stream.rest()  # its descriptors would keep the room
             drop = partial(drop_settled, queue.stream.log.directory, base)  # which makes a new segment first
             self.making_room = True
-            queue.table.helpers.submit_sync(partial(queue.table.reserve.retry, drop), self._made_room)
+            queue.table.helpers.submit_remove(partial(queue.table.reserve.retry, drop), self._made_room)
 
     def _made_room(self, result, error):
         self.making_room = False

@@ -437,7 +437,7 @@ cdef class Stream:
     def _segment_closed(self):
         self.rolled_ms = time.monotonic_ns() // 1_000_000
         # With a handle of its own: ours may be closed, or list segments, while the helper does.
-        self.table.helpers.submit_sync(partial(housekeep, self.log.directory), self._retention_applied)
+        self.table.helpers.submit_remove(partial(housekeep, self.log.directory), self._retention_applied)
 
     def _retention_applied(self, dropped, error):
         if error is not None:

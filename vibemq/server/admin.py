@@ -5,7 +5,7 @@ The supervisor makes everything before the first fork and keeps it: the two list
 and a Unix socket in the data directory for `vibemq ctl`), and for each worker a pair of sockets for questions
 (server/inquiry.py).  So nobody who connects while this process is being replaced is refused, and a worker
 that dies is asked again through the same socket.  It is never waited for and never stops the
-broker: when it keeps dying, it is started again ever later.
+broker: when it keeps dying, it is started again ever later.  It also applies retention (server/housekeeping.py).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from vibemq.once_a_minute import say_due, say_rest
 from vibemq.remote.asking import publisher
 from vibemq.server import listeners, logs
 from vibemq.server.context import Context, seats
+from vibemq.server.housekeeping import Housekeeper
 from vibemq.storage.calls import Call, Calls
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters
@@ -69,6 +70,11 @@ async def _serve(context: Context) -> None:
     api.audit = AuditLog(context.config.audit, context.data_dir)
     api.sampler = Sampler(api)
     api.sampler.start()
+    store = context.config.store
+    Housekeeper(
+        Metadata(context.metadata_path), store.retention_interval_s, store.segment_size_bytes, store.chunk_messages_max,
+        context.config.local_limits, is_first=api.meters["admin"].counter("starts") == 1,
+    ).start()  # fmt: skip
     tokens = token_checker(context.config.oauth)
     server = Server(api, Authenticator(metadata, context.config.guest.allow_loopback, tokens))
     certificates, doors = context.certificates, context.listeners

@@ -33,7 +33,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "the kernel says that it is synchronised (`timedatectl`) and it is less than a day ahead",
     ),
     "clock_not_kept": ("%s cannot be written: after the next start the clock is not believed at once: %s",),
-    "log_lines_dropped": ("%d lines of this log were dropped: nobody read this process's standard error",),
+    "log_lines_dropped": ("%d lines of this log were dropped: nobody read standard error, or its disk stalled",),
     "superuser_made": ("user %r is the superuser, with the password of the configuration",),
     "data_directory_open_to_others": ("%s may be entered by other accounts; `chmod 700 %s` keeps messages private",),
     "identity_made_again": (
@@ -116,6 +116,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s: while closing",
         "%s: a command failed by an error of ours",
         "%s %s failed by an error of ours",
+        "retention failed by an error of ours",
         "%s: hub connection closed by an error of ours",
         "hub connection %s: closed by an error of ours",
         "a connection could not be accepted",

@@ -2,23 +2,27 @@
 """Retention on a timer: drop what is too old or too much, also where nobody publishes any more.
 
 Whoever changes a policy applies it (broker/catalog.py); when any has changed, the next look sets the limits of every
-stream anew, because a stream does not say whether a policy was ever meant for it.  The supervisor does this between its
-other work, so it is cut into slices, and nothing is held open between them, because a fork may come in between.
+stream anew, because a stream does not say whether a policy was ever meant for it.  A thread of the admin process does
+this: a file system may take long to remove a segment, and nobody waits for that process.
 """
 
 import logging
+import threading
 import time
 
 import vibemq.storage.log as logs
 from vibemq.errors import StorageError, VibeMQError
+from vibemq.once_a_minute import OnceAMinute
 from vibemq.storage.arguments import CHUNK_MESSAGES_MAX, has_retention, log_options
 from vibemq.storage.metadata import Metadata
+from vibemq.storage.policies import HeldPolicies
 from vibemq.storage.records import StreamRecord
 
 SLICE_S = 0.02
 _GONE = ("ERR_NOT_FOUND", "ERR_DELETED")  # deleted since it was listed
 
 log = logging.getLogger("vibemq.server")
+faults = OnceAMinute(log, logging.ERROR)
 
 
 class Housekeeper:
@@ -26,20 +30,35 @@ class Housekeeper:
 
     def __init__(
         self, metadata: Metadata, interval_s: float, segment_size_bytes: int,
-        chunk_messages_max: int = CHUNK_MESSAGES_MAX, local_limits: tuple[int, int] = (0, 0),
+        chunk_messages_max: int = CHUNK_MESSAGES_MAX, local_limits: tuple[int, int] = (0, 0), *, is_first: bool = True,
     ) -> None:  # fmt: skip
-        """The last three are for streams that do not say.  Limits are as recovery has just set them."""
+        """The last three are for streams that do not say.  ``is_first``: limits are as recovery has just set them,
+        and not as an earlier process of this kind has left them."""
         self._metadata = metadata
         self._interval_s = interval_s
         self._local_limits = local_limits
         self._defaults = segment_size_bytes, chunk_messages_max, *local_limits
         self._page: list[tuple[StreamRecord, dict[str, str]]] = []  # with the arguments that hold
         self._slot = -1
-        self._policies = metadata.held_policies()  # all limits are as they were with these
-        self._policies_now = self._policies  # as this look began
+        self._policies_now = metadata.held_policies()  # as this look began
+        #: All limits are as they were with these; None: unknown.
+        self._policies: HeldPolicies | None = self._policies_now if is_first else None
         self._unset: set[str] = set()  # streams whose limits could not be set, by incarnation: the next look does
         metadata.close()
         self.due = time.monotonic() + interval_s  # when run_slice wants to be called
+
+    def start(self) -> None:
+        """Work in a thread of its own until the process ends."""
+        threading.Thread(target=self._run, name="retention", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(max(0.0, self.due - time.monotonic()))
+            try:
+                self.run_slice()
+            except Exception as problem:  # a mistake of ours: the other streams are looked at in the next interval
+                faults.say_fault(problem, "retention failed by an error of ours")
+                self.due = time.monotonic() + self._interval_s
 
     def run_slice(self) -> None:
         """Work for about SLICE_S; afterwards ``due`` says when to come back (at once, if there is more)."""

@@ -136,7 +136,8 @@ class _Handler(logging.Handler):
 
     def say_dropped(self) -> None:
         if dropped := self.output.take_dropped():
-            logger.warning("%d lines of this log were dropped: nobody read this process's standard error", dropped)
+            said = "%d lines of this log were dropped: nobody read standard error, or its disk stalled"
+            logger.warning(said, dropped)
 
     def flush(self) -> None:
         """At the end of the process."""

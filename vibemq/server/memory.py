@@ -76,6 +76,7 @@ class MemoryUsage:
 
     def __init__(self, data_dir: str, proc: str = "/proc") -> None:
         self._data_dir, self._proc = data_dir, proc
+        self._is_tmpfs: bool | None = None  # not known yet
         self._exact_due_s = time.monotonic()
         self._pids: frozenset[int] = frozenset()
         self._too_many = 0  # bytes by which the sum of resident sizes exceeded the exact figure
@@ -90,7 +91,9 @@ class MemoryUsage:
             self._too_many = resident - sum(self._exact_bytes(pid) for pid in pids)
             took_s = time.monotonic() - began_s
             self._exact_due_s = began_s + max(EXACT_EACH_S, took_s * EXACT_TIME_PARTS)
-        return max(resident - self._too_many, 0) + tmpfs_bytes(self._data_dir, self._proc)
+        if self._is_tmpfs is None:  # once: another file system may not answer
+            self._is_tmpfs = is_on_tmpfs(self._data_dir, self._proc)
+        return max(resident - self._too_many, 0) + (tmpfs_bytes(self._data_dir) if self._is_tmpfs else 0)
 
     def _resident_bytes(self, pid: int) -> int:
         """Resident pages without those of files and of shared memory."""
@@ -115,19 +118,25 @@ class MemoryUsage:
         return found[0] * 1024 if found else self._resident_bytes(pid)
 
 
-def tmpfs_bytes(folder: str, proc: str = "/proc") -> int:
-    """Return the bytes in use of the file system of `folder`, if that is a tmpfs.  0: it is not, or is unknown."""
+def is_on_tmpfs(folder: str, proc: str = "/proc") -> bool | None:
+    """Return whether `folder` is on a tmpfs; None: unknown."""
     try:
         device = os.stat(folder).st_dev
         with open(f"{proc}/self/mountinfo", encoding="utf-8", errors="replace") as file:
             mounts = [line.split() for line in file]
-        wanted = f"{os.major(device)}:{os.minor(device)}"
-        if any(words[2] == wanted and words[words.index("-") + 1] == "tmpfs" for words in mounts):
-            found = os.statvfs(folder)
-            return (found.f_blocks - found.f_bfree) * found.f_frsize
+    except OSError:
+        return None
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    return any(words[2] == wanted and words[words.index("-") + 1] == "tmpfs" for words in mounts)
+
+
+def tmpfs_bytes(folder: str) -> int:
+    """Return the bytes in use of the tmpfs of `folder`; 0: it does not tell."""
+    try:
+        found = os.statvfs(folder)
     except OSError:
         return 0
-    return 0
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 def total_bytes(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> int:

@@ -2,8 +2,8 @@
 """The processes of the broker: forked, watched by pidfd, started again when one dies.
 
 They are forked, not spawned: everything is imported before, so a new one accepts after a few milliseconds and shares
-the supervisor's memory.  That is only sound while no other thread of the supervisor holds a lock that they need; the
-one that renews the lease (lease.py) holds none of these.
+the supervisor's memory.  That is only sound while no other thread of the supervisor holds a lock that they need: the
+one that renews the lease (lease.py), and one that writes a line of the log to a file (log_output.py), hold none of these.
 
 Who dies is replaced at once.  Only one that keeps dying by itself soon after its start is made to wait, longer each
 time up to RESTART_DELAY_S_MAX, and the log says so each time.  Being killed from outside (SIGKILL after it was ready)
@@ -18,6 +18,7 @@ import selectors
 import signal
 import socket
 import time
+import warnings
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
@@ -30,6 +31,9 @@ RESTART_DELAY_S_MIN = 0.1
 RESTART_DELAY_S_MAX = 5.0
 ORPHAN_LOOK_S = 0.5
 OUR_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+#: A wait that takes so much longer than planned is a pause of the process: a busy machine makes it longer by less.
+PAUSE_MIN_S = 1.0
 
 log = logging.getLogger("vibemq.server")
 
@@ -52,6 +56,13 @@ def require_calls() -> None:
             f"the broker needs the system call {name}, and it is refused here: {problem.strerror}",
             hint="it is in Linux since 5.3; allow it in the seccomp profile of the container or service",
         ) from None
+
+
+def paused_s(took_s: float, planned_s: float) -> float:
+    """Return for how many seconds a process did not run that had planned to wait for `planned_s` and came back after
+    `took_s`: it was stopped, its control group frozen, or its machine suspended."""
+    more_s = took_s - planned_s
+    return more_s if more_s > PAUSE_MIN_S else 0.0
 
 
 def reap_strangers(ours: Container[int]) -> None:
@@ -240,7 +251,9 @@ def fork(name: str, prepare: Callable[[], None], life: Callable[[], int]) -> int
     # socket from the wrong process: hold signals back until each side is ready for them.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, OUR_SIGNALS)
     try:
-        pid = os.fork()
+        with warnings.catch_warnings():  # Python warns of a thread that writes the log just now
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
     except OSError:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         raise

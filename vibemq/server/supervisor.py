@@ -4,11 +4,10 @@
 It reads like this.  **prepare**: take the data directory, bind the doors, give up root, recover
 what the last run left.  **share**: the board of doorbells and one eventfd for each worker.
 **run**: fork the workers, then one loop that waits for signals, for workers that become ready
-or die, and for the time of the next retention.  **stop**: tell the workers, wait, and
-kill only who does not end in time.
+or die.  **stop**: tell the workers, wait, and kill only who does not end in time.
 
-It has one thread beside the one that renews the lease (lease.py), and nothing in its loop takes longer than some tens
-of milliseconds, so a dead worker is replaced within milliseconds.
+It has one thread beside the one that renews the lease (lease.py), and its loop uses no file in the data directory, because
+the disk may stall.  So a dead worker is replaced within milliseconds, and a signal is heard at once.
 No message ever passes through this process.
 """
 
@@ -36,14 +35,14 @@ from vibemq.broker.limits import ROWS
 from vibemq.config import WORKERS_MAX, Config, OAuth, Tls
 from vibemq.errors import ConfigError, StorageError, VibeMQError
 from vibemq.once_a_minute import say_due, say_rest
-from vibemq.server import datadir, handover, housekeeping, lease, listeners, logs
+from vibemq.server import datadir, handover, lease, listeners, logs
 from vibemq.server.clock import ClockWatch
 from vibemq.server.context import DEPOSED, Context, Run, World, seats
 from vibemq.server.hangs import Beats, HangWatch
 from vibemq.server.memory import MemoryWatch, be_killed_first, may_set_oom_score
 from vibemq.server.notify import ServiceManager
 from vibemq.server.opening import open_bucket
-from vibemq.server.processes import OUR_SIGNALS, Process, reap_strangers, require_calls
+from vibemq.server.processes import OUR_SIGNALS, Process, paused_s, reap_strangers, require_calls
 from vibemq.server.recovery import BEFORE_SERVING_S, END_SIGNAL, Recovery, sync_at_stop
 from vibemq.server.rolling import RollingRestart
 from vibemq.server.slow_calls import SlowCallWatch
@@ -203,6 +202,9 @@ class Supervisor:
             code = self._run()
         finally:
             signal.set_wakeup_fd(-1)  # a signal that comes now finds nobody at the other end
+        if self.admin is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self.data_dir}/{datadir.CTL_SOCKET}")
         names = None if self.lease.lost else self._rest(metadata)
         is_synced = names is not None and not self.deposed and sync_at_stop(names)
         self.lease.give_back(is_stopped=is_synced)
@@ -342,10 +344,6 @@ class Supervisor:
             self.recoverer.ends_by_itself = True
             self.processes.append(self.recoverer)
         metadata.close()  # a connection must not cross a fork
-        self.housekeeper = housekeeping.Housekeeper(
-            metadata, store.retention_interval_s, store.segment_size_bytes, store.chunk_messages_max,
-            self.config.local_limits,
-        )  # fmt: skip
 
     def _raise_file_size(self) -> None:
         """Raises ConfigError where not even the shared memory fits."""
@@ -488,8 +486,15 @@ class Supervisor:
             self.beats, hang_s, time.monotonic(), is_asked=is_asked,
             waits_for_disk=lambda index: self.slow_calls.waits_for_disk(self.workers[index].name),
         )  # fmt: skip
+        turned_s = time.monotonic()
         while self.stop_deadline_s is None or any(process.alive for process in self.processes):
-            for key, _ in self.selector.select(self._timeout_s()):
+            timeout_s = self._timeout_s()
+            events = self.selector.select(timeout_s)
+            now_s = time.monotonic()
+            if self.stop_deadline_s is not None:  # while this process does not run, workers cannot end either
+                self.stop_deadline_s += paused_s(now_s - turned_s, timeout_s)
+            turned_s = now_s
+            for key, _ in events:
                 key.data()
             self._due(time.monotonic())
             say_due()
@@ -501,7 +506,7 @@ class Supervisor:
 
     def _timeout_s(self) -> float:
         times = [
-            self.stop_deadline_s if self.stop_deadline_s is not None else self.housekeeper.due,
+            self.stop_deadline_s,
             self.memory.due,
             self.clock.due,
             self.slow_calls.due,
@@ -548,8 +553,6 @@ class Supervisor:
                 worker, why = self.workers[found[0]], f"it has done nothing for {found[1]:.0f} s"
                 log.error("%s, pid %d, is killed and replaced: %s", worker.label, worker.pid, why)
                 worker.tell(signal.SIGKILL)  # its death brings another
-        if now_s >= self.housekeeper.due:
-            self.housekeeper.run_slice()
         if self.certificates is not None and now_s >= self.certificates_said_s + CERTIFICATES_SAID_EACH_S:
             self.certificates_said_s = now_s
             self.certificates.say_ends(time.time())
@@ -630,9 +633,6 @@ class Supervisor:
         for process in self.processes:
             if process is not self.archiver:
                 process.stop()
-        if self.admin is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(f"{self.data_dir}/{datadir.CTL_SOCKET}")
 
     def _kill(self, why: str) -> None:
         for process in self.processes:

@@ -53,6 +53,7 @@ from vibemq.server.handover import Handovers
 from vibemq.server.hangs import BEATS_PER_S
 from vibemq.server.helpers import Helpers
 from vibemq.server.inquiry import Inquiries
+from vibemq.server.processes import paused_s
 from vibemq.server.turn import Loop
 from vibemq.storage.ledger import has_consumers_of
 from vibemq.storage.members import FILE_NAME as MEMBERS_FILE
@@ -67,6 +68,7 @@ logger = logging.getLogger(__name__)
 ORPHAN_TIMEOUT_S = 1.5  # the supervisor is dead: its successor waits for us
 PEERS_NAMED_MAX = 8  # of those that keep a worker from ending, in the log
 END_MARGIN_S = 1.5  # the supervisor kills who is still there at the timeout: end on our own before it
+TICK_S = 0.5  # the longest wait of a turn
 ADOPTED_PER_TURN = 20  # some tens of microseconds each
 DOORS = {"streams": StreamsDoor, "native": NativeDoor, "signalr": SignalRDoor, "micromsg2": Micromsg2Door}
 MODES = {mode: FanOut if mode in FAN_OUTS else Rotation for mode in DeliveryMode}
@@ -271,8 +273,12 @@ class Worker:
         deadline = time.monotonic() + timeout_s
         self.queues.ending = True
         self.loop.drain()
-        while (self.loop.connections or self.helpers.running) and time.monotonic() < deadline:
+        turned_s = time.monotonic()
+        while (self.loop.connections or self.helpers.running) and turned_s < deadline:
             self.loop.turn()
+            now_s = time.monotonic()
+            deadline += paused_s(now_s - turned_s, TICK_S)
+            turned_s = now_s
         if self.loop.connections:
             peers = ", ".join(connection.peer for connection in islice(self.loop.connections.values(), PEERS_NAMED_MAX))
             count = len(self.loop.connections)

@@ -51,6 +51,8 @@ class _Table:
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         done(work(), None)
 
+    submit_remove = submit
+
 
 class Api:
     """One for each process; may be used from several threads."""
