@@ -12,7 +12,7 @@
 
 static struct calls own; /* of a process without a seat */
 static struct calls *here = &own;
-static _Atomic int64_t slow_until_ms; /* when the last slow call of this process ended */
+static _Atomic int64_t stall_ended_ms; /* when the last call of calls_have_stalled ended; 0: there was none */
 static _Thread_local uint32_t mine; /* the entry that this thread used last; 0: none yet, or it is the seat's first thread */
 static _Thread_local bool is_first;
 
@@ -84,7 +84,9 @@ static void count_slow(const struct call *c, int64_t now_ms, uint64_t ms)
     enum call_kind kind = (enum call_kind)atomic_load_explicit(&c->kind, memory_order_relaxed);
     atomic_fetch_add_explicit(&here->slow[kind], 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&here->slow_ms[kind], ms, memory_order_relaxed);
-    atomic_store_explicit(&slow_until_ms, now_ms, memory_order_relaxed);
+    bool is_for_appends = kind == CALL_OPEN || kind == CALL_WRITE || kind == CALL_TRUNCATE || kind == CALL_RENAME;
+    if (is_for_appends && ms > CALL_STALLED_MS)
+        atomic_store_explicit(&stall_ended_ms, now_ms, memory_order_relaxed);
 
     int64_t minute = now_ms / MINUTE_MS;
     _Atomic uint64_t *slowest = &here->slowest_ms[minute % 2];
@@ -118,12 +120,10 @@ void call_end(struct call *c)
     atomic_store_explicit(&c->kind, CALL_NONE, memory_order_release);
 }
 
-bool calls_are_slow(int64_t ms)
+bool calls_have_stalled(int64_t ms)
 {
-    int64_t ended_ms = atomic_load_explicit(&slow_until_ms, memory_order_relaxed);
-    if (ended_ms && calls_now_ms() - ended_ms < ms) return true;
-    struct call_seen seen;
-    return calls_running(here, CALL_SLOW_MS, &seen, 1) > 0;
+    int64_t ended_ms = atomic_load_explicit(&stall_ended_ms, memory_order_relaxed);
+    return ended_ms && calls_now_ms() - ended_ms < ms;
 }
 
 /* False: the call ended, or another began, during the copy. */

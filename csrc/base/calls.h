@@ -20,6 +20,7 @@
 #define CALLS_ENTRIES 64u
 #define CALL_PATH_BYTES 232u /* the end of the path; with the other fields 256 bytes */
 #define CALL_SLOW_MS 50      /* calls that took longer are counted */
+#define CALL_STALLED_MS 200  /* longer than that is the disk: a busy machine takes the processor away for less */
 
 enum call_kind {
     CALL_NONE,
@@ -72,8 +73,9 @@ struct call *call_begin(enum call_kind kind, const char *path);
 /* It has returned; errno is kept. */
 void call_end(struct call *c);
 
-/* Is a call of the calling process slower than CALL_SLOW_MS, or was one in the last `ms` milliseconds? */
-bool calls_are_slow(int64_t ms);
+/* Has a call of this process above CALL_STALLED_MS that opens, writes, cuts or renames a file ended in the last `ms`
+ * milliseconds?  Syncs and removals take long on a healthy disk.  Costs one load while there was none. */
+bool calls_have_stalled(int64_t ms);
 
 /* Copy the running calls of a seat that are older than `ms`; returns their number, at most `count`. */
 uint32_t calls_running(struct calls *seat, int64_t ms, struct call_seen *out, uint32_t count);

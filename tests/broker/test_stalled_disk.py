@@ -6,16 +6,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 from admin.http_caller import Http
 from held_disk import HeldDisk
-from peers.streams import Peer, connected
+from peers.queues import QueuePeer
+from peers.streams import Peer, connected, on_every_worker, server_of
 from running import ENVIRONMENT, Running, broker, wait_until, written
 
+from vibemq.protocols.streams.spec import RESPONSE_BIT, Code, Key
 from vibemq.server.datadir import metadata_path
 from vibemq.storage.metadata import Metadata
 
@@ -151,3 +155,143 @@ def test_a_log_in_a_file_that_stalls_stops_no_process(disk: HeldDisk, tmp_path: 
     disk.unstall()
     for pid in pids:
         wait_until(lambda dead=pid: f"pid {dead}, was killed by SIGKILL" in file.read_text(), "the waiting lines")
+
+
+# ---- the loop of a worker goes on ----
+
+
+def stalled_again(folder: Path, disk: HeldDisk, stack: ExitStack) -> tuple[Running, Peer]:
+    """As ``stalled``, but the worker has met a slow write before: only then it hands appends to helper threads."""
+    running, publisher = stalled(folder, disk, stack)
+    metric = "vibemq_file_call_running_seconds"
+    wait_until(lambda: sample(Http(running), metric, process="worker 0") > 0.3, "a slow write")
+    disk.unstall()
+    assert publisher.confirmed(1) == [2]
+    disk.stall(log_of(folder, DISK_STREAM))
+    publisher.publish([(3, b"waits in a helper thread")])
+    wait_until(lambda: sum(call.name.startswith("pwritev") for call in disk.calls()) == 2, "another stalled write")
+    return running, publisher
+
+
+def test_everything_else_goes_on_while_the_disk_of_one_log_stalls(disk: HeldDisk, tmp_path: Path, stack: ExitStack):
+    running, publisher = stalled_again(tmp_path / "data", disk, stack)
+    other = stack.enter_context(connected(running))  # a login
+    other.create("other")
+    other.store("other", [b"stored"])
+    other.subscribe("other", 1)
+    assert bytes(other.chunk(1).data).endswith(b"stored")
+    other.subscribe(DISK_STREAM, 2, credit=10)  # what is cached of the log that stalls
+    assert [other.chunk(2).chunk_id for _ in range(2)] == [0, 1]
+    with QueuePeer(running) as queues:
+        queues.create("q")
+        queues.publish("q", "a message")
+        queues.subscribe("q")
+        queues.ack(queues.delivery())
+        queues.await_counts("q", 0)
+    assert sample(Http(running), "vibemq_connections") == 2
+    assert not publisher.has_frame(), "nothing is confirmed early"
+
+    disk.unstall()
+    assert publisher.confirmed(1) == [3]
+    assert other.chunk(2).chunk_id == 2
+
+
+def more(running: Running, peers: list[Peer]) -> Peer:
+    """A connection that has not logged in: a worker that waits for the disk could not answer."""
+    peers.append(Peer(running))
+    return peers[-1]
+
+
+def listens(running: Running) -> bool:
+    try:
+        socket.create_connection((running.host, running.port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_a_worker_does_not_wait_for_another_one_that_holds_the_lock(disk: HeldDisk, tmp_path: Path, stack: ExitStack):
+    """The first worker is in its first slow write; the second has met none."""
+    folder = tmp_path / "data"
+    running = stack.enter_context(broker(folder, workers=2, through=disk.through))
+    stack.callback(disk.unstall)
+    peers: list[Peer] = []
+    stack.callback(lambda: [peer.socket.close() for peer in peers])
+    first, second = on_every_worker(running, peers)
+    first.create(DISK_STREAM)
+    first.store(DISK_STREAM, [b"before"])
+    for peer in (first, second):
+        peer.declare(DISK_STREAM)
+    disk.stall(log_of(folder, DISK_STREAM))
+    first.publish([(1, b"waits for the disk")])
+    disk.wait_until_stalled("pwritev")
+    second.publish([(1, b"waits for the lock")])
+    second.create("other")
+    second.store("other", [b"stored"])
+    named = {"publisher_id": 9, "reference": "named", "stream": DISK_STREAM}
+    second.send(second.command(Key.DECLARE_PUBLISHER, **named))  # for which the lock is needed
+    workers = {server_of(second, set(running.worker_pids()))}
+    third = next(peer for _ in range(200) if server_of(peer := more(running, peers), workers))
+    third.open()  # a login
+    third.store("other", [b"stored"])
+
+    disk.unstall()
+    assert first.confirmed(1) == [1]
+    before, answer = second.until(Key.DECLARE_PUBLISHER | RESPONSE_BIT)
+    assert answer.code == Code.OK
+    if not before:
+        assert second.confirmed(1) == [1]
+
+
+def test_a_publisher_that_sends_more_than_may_wait_is_read_later(disk: HeldDisk, tmp_path: Path, stack: ExitStack):
+    running, publisher = stalled_again(tmp_path / "data", disk, stack)
+    count = 40
+    sender = threading.Thread(
+        target=lambda: [publisher.publish([(number, b"x" * 1_000_000)]) for number in range(4, 4 + count)]
+    )
+    sender.start()
+    with connected(running) as other:
+        other.create("other")
+        other.store("other", [b"stored"])
+    pid = running.worker_pids()[0]
+    disk.unstall()
+    assert publisher.confirmed(1 + count) == list(range(3, 4 + count))
+    sender.join()
+    assert running.worker_pids() == [pid]
+
+
+def test_what_waits_for_the_disk_is_stored_though_its_publisher_leaves(
+    disk: HeldDisk, tmp_path: Path, stack: ExitStack
+):
+    running, publisher = stalled_again(tmp_path / "data", disk, stack)
+    publisher.publish([(4, b"in the next batch")])
+    publisher.ask(Key.METADATA, streams=[])
+    publisher.socket.close()
+    disk.unstall()
+    with connected(running) as reader:
+        reader.subscribe(DISK_STREAM, credit=10)
+        data = b"".join(bytes(reader.chunk().data) for _ in range(4))
+    assert data.index(b"waits in a helper thread") < data.index(b"in the next batch")
+
+
+def test_a_stream_may_be_deleted_and_the_broker_stop_while_its_disk_stalls(
+    disk: HeldDisk, tmp_path: Path, stack: ExitStack
+):
+    running, publisher = stalled_again(tmp_path / "data", disk, stack)
+    with connected(running) as other:
+        other.send(other.command(Key.DELETE, stream=DISK_STREAM))
+        disk.unstall()
+        assert other.expect(Key.DELETE | RESPONSE_BIT).code == Code.OK
+        other.create("other")
+        other.store("other", [b"stored"])
+    publisher.send(publisher.command(Key.METADATA, streams=[]))
+    publisher.until(Key.METADATA | RESPONSE_BIT)
+
+
+def test_the_broker_confirms_what_waited_for_the_disk_before_it_stops(disk: HeldDisk, tmp_path: Path, stack: ExitStack):
+    running, publisher = stalled_again(tmp_path / "data", disk, stack)
+    running.process.terminate()
+    wait_until(lambda: not listens(running), "the worker hears SIGTERM")
+    disk.unstall()
+    assert publisher.confirmed(1) == [3]
+    assert running.process.wait(30) == 0

@@ -27,6 +27,7 @@ cdef class Publisher(StreamUser):
     cdef size_t count                 # messages in this turn's batch
     cdef uint32_t reference_index     # in this turn's batch, once interned
     cdef bint interned
+    cdef object handed                # deque of (notes, messages, bytes): of batches that a helper thread appends; None: of none
     cdef bytes declared               # the reference that its stream keeps for it; None: it has none
     cdef bint closed
     cdef bint deleted                 # its stream was
@@ -112,8 +113,10 @@ cdef class DeadLetters(StreamUser):
     cdef object owner                 # of the Burials
     cdef readonly str name
     cdef list tokens                  # of this turn's batch
+    cdef object handed                # deque of such lists: of batches that a helper thread appends
     cdef readonly bint closed
     cdef object timer                 # of one that is retired
 
     cdef int _look_if_done(self) except -1
+    cdef int _kept(self, list tokens, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
     cdef int add(self, message_view *m, object token, bytes queue, bytes reason, uint32_t attempts) except -1

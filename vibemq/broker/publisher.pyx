@@ -95,6 +95,10 @@ cdef class Publisher(StreamUser):
         batches, self.unsynced = self.unsynced, None
         if batches:
             self.client.count_unconfirmed(-sum([what[1] for what, _, _, _ in batches]))
+        handed, self.handed = self.handed, None
+        for _, count, size in handed or ():
+            self.client.count_unconfirmed(-<Py_ssize_t> count)
+            self.client.count_parked(-<Py_ssize_t> size)
         declared, self.declared = self.declared, None
         if self.stream.log.raw != NULL:
             try:
@@ -108,7 +112,7 @@ cdef class Publisher(StreamUser):
     @property
     def is_idle(self) -> bool:
         """Is everything answered that it was given?"""
-        return not self.count and not self.unsynced
+        return not self.count and not self.handed and not self.unsynced
 
     cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
         cdef size_t size = self.notes_size, count = self.count
@@ -120,6 +124,27 @@ cdef class Publisher(StreamUser):
             free(self.notes)
             self.notes, self.notes_capacity = NULL, 0
         return 0
+
+    cdef int on_handed(self, size_t size) except -1:
+        cdef size_t count = self.count
+        cdef bytes notes = (<char *> self.notes)[:self.notes_size] if self.notes_size else b""
+        self.notes_size = self.count = 0
+        if self.closed:
+            return 0
+        if self.handed is None:
+            self.handed = deque()
+        self.handed.append((notes, count, size))
+        self.client.count_unconfirmed(count)
+        return self.client.count_parked(size)
+
+    cdef int on_appended(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
+        cdef bytes notes
+        if self.closed or not self.handed:
+            return 0
+        notes, count, size = self.handed.popleft()
+        self.client.count_unconfirmed(-<Py_ssize_t> count)
+        self.client.count_parked(-<Py_ssize_t> size)
+        return self.answer(<const uint8_t *> <char *> notes, len(notes), count, ok, first_offset, next_offset)
 
     cdef int answer(self, const uint8_t *notes, size_t size, size_t count, bint ok, uint64_t first_offset,
                     uint64_t next_offset) except -1:
@@ -156,6 +181,8 @@ cdef class Publisher(StreamUser):
     cdef int refuse_waiting(self) except -1:
         cdef bytes notes
         for (notes, _, _, _), _, _, _ in self.unsynced or ():
+            self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), QUEUE_NOT_FOUND, WAS_DELETED)
+        for notes, _, _ in self.handed or ():
             self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), QUEUE_NOT_FOUND, WAS_DELETED)
         return 0
 
@@ -197,7 +224,7 @@ cdef class QueuePublisher(Publisher):
     @property
     def is_idle(self) -> bool:
         """Is everything answered that it was given, and is not parked?"""
-        return not self.count and not self.unsynced and not self.redirected and not self.unburied
+        return not self.count and not self.handed and not self.unsynced and not self.redirected and not self.unburied
 
     cdef int refuse_waiting(self) except -1:
         Publisher.refuse_waiting(self)
@@ -216,6 +243,8 @@ cdef class QueuePublisher(Publisher):
         cdef Queue queue = self.queue
         if queue is None:
             return ROOM
+        if self.handed and self.client.parks_no_more():  # the disk stalls, and as much as may wait for it waits already
+            return ROOM_LATER
         if not queue.max_messages or queue.overflow == OVERFLOW_DROP_OLDEST:
             # What was parked before the queue's options changed goes first: with a lower number, it would be a duplicate.
             return ROOM_LATER if self.has_parked else ROOM
@@ -251,7 +280,7 @@ cdef class QueuePublisher(Publisher):
                 e = core.batch_add_tracked(self.stream.batch, entry, size, records, self.reference_index, number)
             if e != ERR_FULL:
                 break
-            self.stream.persist()
+            self.stream.next_batch()
         if e == OK:
             self.count += records
             if self.client.meters:
@@ -472,7 +501,7 @@ cdef class DeadLetters(StreamUser):
 
     def __init__(self, owner, queue):
         self.owner, self.queue, self.name = owner, queue, queue.name
-        self.tokens = []
+        self.tokens, self.handed = [], deque()
         (<Queue> queue).stream.attach(self)
         queue.hold(self)
 
@@ -489,12 +518,12 @@ cdef class DeadLetters(StreamUser):
         self._look_if_done()
 
     cdef int _look_if_done(self) except -1:
-        if self.timer is not None and not self.tokens and not self.unsynced:
+        if self.timer is not None and not self.tokens and not self.handed and not self.unsynced:
             self.timer.at_most(0)  # not from within the stream's own turn, which goes on with its log
         return 0
 
     def _close_if_done(self, now_ms):
-        if not self.tokens and not self.unsynced:
+        if not self.tokens and not self.handed and not self.unsynced:
             self.close()
 
     cdef int add(self, message_view *m, object token, bytes queue, bytes reason, uint32_t attempts) except -1:
@@ -579,7 +608,7 @@ cdef class DeadLetters(StreamUser):
                 e = core.batch_add(self.stream.batch, out, <uint32_t> size, 1)
                 if e != ERR_FULL:
                     break
-                self.stream.persist()
+                self.stream.next_batch()
             if e != OK:
                 raise MemoryError
         finally:
@@ -589,6 +618,19 @@ cdef class DeadLetters(StreamUser):
 
     cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
         tokens, self.tokens = self.tokens, []
+        return self._kept(tokens, ok, first_offset, next_offset)
+
+    cdef int on_handed(self, size_t size) except -1:
+        self.handed.append(self.tokens)
+        self.tokens = []
+        return 0
+
+    cdef int on_appended(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
+        if not self.handed:  # the queue was deleted meanwhile
+            return 0
+        return self._kept(self.handed.popleft(), ok, first_offset, next_offset)
+
+    cdef int _kept(self, list tokens, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
         if ok and self.stream.confirms_later:
             self.stream.await_sync(self, tokens, first_offset, next_offset)
         else:
@@ -604,6 +646,8 @@ cdef class DeadLetters(StreamUser):
         batches, self.unsynced = self.unsynced, None
         for tokens, _, _, _ in batches or ():
             self.owner.letters_kept(tokens, False)
+        while self.handed:
+            self.owner.letters_kept(self.handed.popleft(), False)
         return 0
 
     cdef int failed(self, object problem) except -1:

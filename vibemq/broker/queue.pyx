@@ -121,6 +121,7 @@ cdef class Queue(StreamUser):
         cdef uint64_t there = committed.next_offset
         if self.stream.is_disk_durable:  # the home passes over messages whose sync failed
             there -= core.control_failed_within(self.stream.log.control, core.word_load(&self.control.next), there)
+        there += self.stream.handed_records
         if self.stream.batch != NULL:
             there += self.stream.batch.records
         return there - departed if there > departed else 0

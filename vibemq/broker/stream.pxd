@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from vibemq.storage.core cimport batch
+from vibemq.broker.appends cimport Disk, SpareBatches
+from vibemq.storage.core cimport batch, err, fault, log_appended
 from vibemq.storage.log cimport Log
 from vibemq.storage.meters cimport Meters
 from vibemq.storage.shm cimport Board
 
 
-# Somebody on this worker who writes to or reads from a stream.  All five methods are
+# Somebody on this worker who writes to or reads from a stream.  All methods are
 # called by the stream, in the worker's loop; none may block.
 cdef class StreamUser:
     cdef readonly Stream stream
@@ -17,6 +18,11 @@ cdef class StreamUser:
     cdef int on_news(self) except -1
     # What this user put into the batch is in the log within [first_offset, next_offset), or (not `ok`) is not.
     cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
+    # The batch goes to a helper thread (appends.pyx); messages that follow belong to another batch.  `size`: this user's part
+    # of it in bytes.
+    cdef int on_handed(self, size_t size) except -1
+    # As on_persisted, of the oldest batch for which on_handed was called.
+    cdef int on_appended(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
     # What it gave to await_sync survives power loss, or (not `ok`) a sync of it has failed.
     cdef int on_synced(self, object what, bint ok) except -1
     # The stream was deleted or restarted; this user is already detached from it.
@@ -35,6 +41,9 @@ cdef class Stream:
     cdef readonly uint64_t duplicates  # dropped from the batch that was persisted last: offsets do not follow from places
     cdef uint32_t chunk_messages    # with what the next batch's chunks begin: they double while much is published
     cdef list waiting               # users with entries in the batch
+    cdef object appends             # batches that helper threads append (appends.pyx Appends); None: there was none yet
+    cdef readonly int handed        # how many there are now
+    cdef readonly uint64_t handed_records
     cdef list readers               # users to tell of news
     cdef set holders                # all users
     cdef dict unsynced              # users waiting for a sync (durability `disk`), in order
@@ -68,7 +77,14 @@ cdef class Stream:
     cdef uint64_t kept_below(self) noexcept
     # on_synced(what, ok) follows once the chunk is durable.  False: it is durable now, and on_synced is not called.
     cdef bint await_chunk(self, StreamUser user, object what, uint64_t chunk) except -1
+    # Append the batch, or have a helper thread append it while the disk is slow; it may stay open then.
     cdef int persist(self) except -1
+    # The same when the batch is full: the next entry finds another one.
+    cdef int next_batch(self) except -1
+    cdef int _hand_over(self, bint must, bint sealed) except -1
+    # The batch was appended, or (e) was not; `handed`: by a helper thread.
+    cdef int appended(self, batch *appended_batch, list users, bint handed, err e, fault *f, log_appended *done,
+                      int64_t began_us) except -1
     cdef int news(self) except -1
     cdef int _ring_readers(self, uint64_t others) except -1
     cdef bint _sync_due(self) noexcept
@@ -78,7 +94,7 @@ cdef class Stream:
     cdef int _look_at_store(self, int64_t now_ms) except -1
     cdef int _await(self, StreamUser user, tuple batch) except -1
     cdef int _tell_synced(self, StreamUser user, uint64_t durable) except -1
-    cdef int _tell(self, list users, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
+    cdef int _tell(self, list users, bint handed, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
 
 
 cdef class StreamTable:
@@ -87,6 +103,7 @@ cdef class StreamTable:
     cdef object says                # OnceAMinute
     cdef object warns               # the same for warnings
     cdef Board board
+    cdef readonly Disk disk
     cdef readonly Meters meters
     cdef uint32_t worker
     cdef int64_t remote_timeout_ms  # how long publishers wait for a store that takes nothing; 0: for ever
@@ -97,11 +114,8 @@ cdef class StreamTable:
     cdef list dirty
     cdef Py_ssize_t ticked          # how far the round of ticks has come
     cdef dict appending             # streams whose logs hold descriptors, longest first
-    cdef batch *spare[16]           # empty batches with their memory, for the next streams that need one
-    cdef int spare_count
+    cdef SpareBatches spares
 
-    cdef batch *take_batch(self) except NULL
-    cdef void give_batch(self, batch *b) noexcept
     cdef int persist(self) except -1
     cpdef int release_if_unused(self, Stream stream) except -1
     cdef int _let_go(self, Stream stream) except -1

@@ -20,10 +20,11 @@ import time
 from functools import partial
 
 from libc.errno cimport EFBIG
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free
 
+from vibemq.broker.appends cimport Appends, Disk, SpareBatches
 from vibemq.storage cimport core
-from vibemq.storage.core cimport ERR_DISK_FULL, ERR_LIMIT, OK, PUBLISHER_NAMES_MAX, commit, err, fault, log_appended
+from vibemq.storage.core cimport ERR_BUSY, ERR_DISK_FULL, ERR_LIMIT, OK, PUBLISHER_NAMES_MAX, commit, err, fault, log_appended
 from vibemq.storage.log cimport check, storage_error
 from vibemq.storage.meters cimport (
     METER_CONFIRM_DISK, METER_CONFIRM_OS, METER_CONFIRM_REMOTE, METER_NAMES_EVICTED, METER_NAMES_REFUSED,
@@ -32,7 +33,7 @@ from vibemq.storage.meters cimport (
 
 from vibemq.errors import StorageError, StreamNotFound
 from vibemq.once_a_minute import OnceAMinute
-from vibemq.storage.log import housekeep
+from vibemq.storage.log import housekeep, release_publisher
 
 logger = logging.getLogger(__name__)
 faults = OnceAMinute(logger, logging.ERROR)
@@ -52,8 +53,6 @@ cdef enum:
     APPENDING_MAX = 1024
     # Streams that one tick looks at: under a millisecond.
     LOOKS_PER_TICK = 1000
-    # Batches kept with their memory (up to 2 MiB each): more streams than this in one turn is rare.
-    SPARE_BATCHES = 16
 
 
 cdef class StreamUser:
@@ -61,6 +60,12 @@ cdef class StreamUser:
         return 0
 
     cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
+        return 0
+
+    cdef int on_handed(self, size_t size) except -1:
+        return 0
+
+    cdef int on_appended(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
         return 0
 
     cdef int on_synced(self, object what, bint ok) except -1:
@@ -158,13 +163,23 @@ cdef class Stream:
 
     cdef int undeclare(self, bytes reference) except -1:
         cdef fault f
+        cdef err e
         self.names[reference] -= 1
         if self.names[reference]:
             return 0
         del self.names[reference]
         if self.log.raw != NULL and not core.control_is_deleted(self.log.control):
-            check(core.log_publisher_release(self.log.raw, self.table.worker, reference, <uint32_t> len(reference), &f), &f)
+            e = core.log_publisher_release(self.log.raw, self.table.worker, reference, <uint32_t> len(reference), &f)
+            if e == ERR_BUSY:
+                release = partial(release_publisher, self.log.directory, self.table.worker, reference)
+                self.table.helpers.submit_append(release, self._released)
+            else:
+                check(e, &f)
         return 0
+
+    def _released(self, _, error):
+        if error is not None and getattr(error, "code", "") not in GONE:
+            raise error
 
     cdef int attach_reader(self, StreamUser user) except -1:
         self.readers.append(user)
@@ -188,7 +203,7 @@ cdef class Stream:
         if self.log.raw == NULL:
             raise StreamNotFound(self.name)
         if self.batch == NULL:
-            self.batch = self.table.take_batch()
+            self.batch = self.table.spares.take()
             core.batch_limit(self.batch, self.log.control.segment_bytes_max)
             core.batch_filter_size(self.batch, core.log_filter_bytes(self.log.raw))
             core.batch_chunk_messages(self.batch, self.chunk_messages, core.log_chunk_messages(self.log.raw))
@@ -200,27 +215,44 @@ cdef class Stream:
 
     cdef int persist(self) except -1:
         """Append the batch, tell its users, ring the workers that read."""
-        cdef log_appended appended
+        cdef log_appended done
         cdef fault f
         cdef err e
-        cdef StreamUser user
-        cdef uint64_t others
-        cdef batch *appended_batch  # kept while its users ask which of their entries were dropped from it
         if not self.waiting:
             return 0
         self.chunk_messages = core.batch_chunk_messages_next(self.batch)
+        if self.table.disk.is_slow():
+            return self._hand_over(False, False)
         with nogil:
             e = core.batch_seal(self.batch, &f)
             if e == OK:
-                e = core.log_append(self.log.raw, self.batch, &appended, &f)
+                e = core.log_append(self.log.raw, self.batch, &done, &f)
+        if e == ERR_BUSY:
+            return self._hand_over(True, True)
         appended_batch, self.batch = self.batch, NULL
         waiting, self.waiting = self.waiting, []
-        if e != OK or not appended.duplicates:
-            self.table.give_batch(appended_batch)
+        return self.appended(appended_batch, waiting, False, e, &f, &done, self.table.meters.turn_us)
+
+    cdef int next_batch(self) except -1:
+        if self.waiting and self.table.disk.is_slow():
+            return self._hand_over(True, False)
+        return self.persist()
+
+    cdef int _hand_over(self, bint must, bint sealed) except -1:
+        if self.appends is None:
+            self.appends = Appends(self)
+        return (<Appends> self.appends).add(must, sealed)
+
+    cdef int appended(self, batch *appended_batch, list users, bint handed, err e, fault *f, log_appended *done,
+                      int64_t began_us) except -1:
+        cdef uint64_t others
+        # The batch is kept while its users ask which of their entries were dropped from it.
+        if e != OK or not done.duplicates:
+            self.table.spares.give(appended_batch)
             appended_batch = NULL
         if e != OK:
             self.table.meters.count(METER_NOT_APPENDED, 1)
-            problem = storage_error(e, &f)
+            problem = storage_error(e, f)
             if problem.code in GONE:
                 logger.info("stream %s: not persisted, because it was deleted meanwhile", self.name)
             else:
@@ -229,29 +261,31 @@ cdef class Stream:
                     self.table.alarms.met_full_disk()
                 elif self.table.alarms is not None and f.sys_errno == EFBIG:
                     self.table.alarms.met_file_limit()
-            self._tell(waiting, False, 0, 0)
+            self._tell(users, handed, False, 0, 0)
+            if handed:
+                self.table.release_if_unused(self)
             return 0
         self.has_appended = True
         if not self.confirms_later:
-            self.table.meters.add(METER_CONFIRM_OS, now_us() - self.table.meters.turn_us,
-                                  appended.next_offset - appended.first_offset)
-        self.duplicates = appended.duplicates
+            self.table.meters.add(METER_CONFIRM_OS, now_us() - began_us,
+                                  done.next_offset - done.first_offset)
+        self.duplicates = done.duplicates
         if not self.appending:
             self.table.note_appending(self)
-        if appended.duplicates and self.is_disk_durable and core.log_sync_failed(self.log.raw, 0, <uint64_t> -1):
+        if done.duplicates and self.is_disk_durable and core.log_sync_failed(self.log.raw, 0, <uint64_t> -1):
             # The first copy of a duplicate may lie where a sync failed: it is not ours to confirm.
-            self._tell(waiting, False, 0, 0)
+            self._tell(users, handed, False, 0, 0)
         else:
             self.deduplicated = appended_batch
-            self._tell(waiting, True, appended.first_offset, appended.next_offset)
+            self._tell(users, handed, True, done.first_offset, done.next_offset)
             self.deduplicated = NULL
             if self.is_disk_durable:
                 self._start_sync()
         if appended_batch != NULL:
-            self.table.give_batch(appended_batch)
-        if appended.rolled:
+            self.table.spares.give(appended_batch)
+        if done.rolled:
             self._segment_closed()
-        others = self.table.archiver if self.is_remote or appended.rolled else 0
+        others = self.table.archiver if self.is_remote or done.rolled else 0
         if core.control_readers_wait(self.log.control):
             if others:
                 self.table.board.mark(others, self.slot)
@@ -268,11 +302,14 @@ cdef class Stream:
             self.table.board.mark(others, self.slot)
         return 0
 
-    cdef int _tell(self, list users, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
+    cdef int _tell(self, list users, bint handed, bint ok, uint64_t first_offset, uint64_t next_offset) except -1:
         cdef StreamUser user
         for user in users:
             try:
-                user.on_persisted(ok, first_offset, next_offset)
+                if handed:
+                    user.on_appended(ok, first_offset, next_offset)
+                else:
+                    user.on_persisted(ok, first_offset, next_offset)
             except Exception as problem:
                 user.failed(problem)
         return 0
@@ -450,7 +487,7 @@ cdef class Stream:
         """Give back the descriptors that appending holds; the next append opens them again."""
         self.table.appending.pop(self, None)
         self.appending = False
-        if self.log.raw != NULL:
+        if self.log.raw != NULL and not self.handed:  # a helper thread uses them
             core.log_rest(self.log.raw)
 
     def tick(self, int64_t now_ms):
@@ -494,6 +531,7 @@ cdef class StreamTable:
         self.by_name = {}
         self.by_slot = [None] * core.DOORBELL_SLOTS_MAX
         self.dirty = []
+        self.disk, self.spares = Disk(), SpareBatches()
         self.appending = {}
         self.says = OnceAMinute(logger, logging.ERROR)
         self.warns = OnceAMinute(logger, logging.WARNING)
@@ -504,36 +542,6 @@ cdef class StreamTable:
             next(iter(self.appending)).rest()
         self.appending[stream] = None
         stream.appending = True
-
-    def __dealloc__(self):
-        while self.spare_count:
-            self.spare_count -= 1
-            core.batch_free(self.spare[self.spare_count])
-            free(self.spare[self.spare_count])
-
-    cdef batch *take_batch(self) except NULL:
-        """An empty batch: only streams with something to persist hold one."""
-        cdef fault f
-        cdef batch *fresh
-        if self.spare_count:
-            self.spare_count -= 1
-            return self.spare[self.spare_count]
-        fresh = <batch *> malloc(sizeof(batch))
-        if fresh == NULL:
-            raise MemoryError
-        if core.batch_init(fresh, &f) != OK:
-            free(fresh)
-            raise MemoryError
-        return fresh
-
-    cdef void give_batch(self, batch *b) noexcept:
-        if self.spare_count < SPARE_BATCHES:
-            core.batch_clear(b)
-            self.spare[self.spare_count] = b
-            self.spare_count += 1
-        else:
-            core.batch_free(b)
-            free(b)
 
     def find(self, str virtual_host, str name) -> Stream:
         """The live stream of that name, opened if need be; StreamNotFound.
@@ -575,6 +583,8 @@ cdef class StreamTable:
             self.by_slot[stream.slot] = None
 
     cpdef int release_if_unused(self, Stream stream) except -1:
+        if stream.handed:
+            return 0
         if stream.rolled_ms and not stream.holders and not stream.waiting and not stream.syncing and stream.log.raw != NULL:
             stream.rolled_ms = 0
             if not core.control_is_deleted(stream.log.control):
@@ -588,7 +598,7 @@ cdef class StreamTable:
         """Tell every user of a deleted stream on this worker, once, and let it go."""
         self._forget_name(stream)
         self._let_go(stream)
-        if not stream.syncing:
+        if not stream.syncing and not stream.handed:
             self.release(stream)
 
     cdef int _look(self, Stream stream) except -1:
@@ -609,7 +619,7 @@ cdef class StreamTable:
         """Tell all users on this worker that they have lost it."""
         cdef StreamUser user
         if stream.waiting:
-            stream.persist()  # a deleted log refuses it: publishers get their errors
+            stream.next_batch()  # a deleted log refuses it: publishers get their errors
         users = list(stream.holders)
         stream.holders.clear()
         stream.readers.clear()

@@ -39,6 +39,8 @@ class Helpers:
         self.submit = self._pool("helper", 8)
         #: fdatasync of several logs at once; more only queue up in the device.
         self.submit_sync = self._pool("sync", 8)
+        #: Appends to logs while the disk is slow: one of each log, so others wait only when as many logs stall.
+        self.submit_append = self._pool("append", 16)
         #: Files that nobody needs any more: a file system takes its time, and confirms do not wait for it.
         self.submit_remove = self._pool("remove", 2)
         #: Reads from a cold disk, or from the object store, which may be slow or away.

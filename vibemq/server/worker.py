@@ -56,6 +56,7 @@ from vibemq.server.inquiry import Inquiries
 from vibemq.server.processes import paused_s
 from vibemq.server.turn import Loop
 from vibemq.storage.ledger import has_consumers_of
+from vibemq.storage.log import wait_for_locks
 from vibemq.storage.members import FILE_NAME as MEMBERS_FILE
 from vibemq.storage.metadata import Metadata
 from vibemq.storage.meters import Meters
@@ -68,6 +69,8 @@ logger = logging.getLogger(__name__)
 ORPHAN_TIMEOUT_S = 1.5  # the supervisor is dead: its successor waits for us
 PEERS_NAMED_MAX = 8  # of those that keep a worker from ending, in the log
 END_MARGIN_S = 1.5  # the supervisor kills who is still there at the timeout: end on our own before it
+#: How long the loop waits for the lock of a log; a process that holds it longer is in a slow file system call.
+LOCK_WAIT_MS = 200
 TICK_S = 0.5  # the longest wait of a turn
 ADOPTED_PER_TURN = 20  # some tens of microseconds each
 DOORS = {"streams": StreamsDoor, "native": NativeDoor, "signalr": SignalRDoor, "micromsg2": Micromsg2Door}
@@ -243,6 +246,7 @@ class Worker:
         if self.upkeep is not None:
             self.upkeep.start()
         self._beat(time.monotonic_ns() // 1_000_000)
+        wait_for_locks(LOCK_WAIT_MS)
         for name, listener in self.context.listeners.items():
             certificates = self.context.certificates if name.endswith(listeners.TLS) else None
             self.loop.listen(listener, self.doors[name.removesuffix(listeners.TLS)], certificates)

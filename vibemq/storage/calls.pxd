@@ -6,6 +6,7 @@ from vibemq.storage.core cimport boolean, shared_word
 cdef extern from "base/calls.h" nogil:
     enum:
         CALL_SLOW_MS
+        CALL_STALLED_MS
         CALLS_ENTRIES
     struct call:
         pass
@@ -20,7 +21,7 @@ cdef extern from "base/calls.h" nogil:
     void calls_sit(calls *seat)
     call *call_begin(int kind, const char *path)
     void call_end(call *c)
-    boolean calls_are_slow(int64_t ms)
+    boolean calls_have_stalled(int64_t ms)
     uint32_t calls_running(calls *seat, int64_t ms, call_seen *out, uint32_t count)
     uint64_t calls_slowest_ms(calls *seat)
     boolean calls_take_ended(calls *seat, call_seen *out)

@@ -32,11 +32,6 @@ def shared(int seats):
     return mmap.mmap(-1, seats * sizeof(calls))
 
 
-def are_slow(int64_t ms) -> bool:
-    """Does a call of this process run that is slow, or has one ended within `ms` milliseconds?"""
-    return calls_are_slow(ms)
-
-
 class noted:
     """``with noted("space", path):`` around a call of Python's own."""
 

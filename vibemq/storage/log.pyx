@@ -447,7 +447,8 @@ cdef class Log:
 
     def mark_deleted(self):
         """From now on appends fail with ERR_DELETED, in every process."""
-        core.log_mark_deleted(self.raw)
+        with nogil:
+            core.log_mark_deleted(self.raw)
 
     def holders(self) -> int:
         """Mask of the workers that have this stream open."""
@@ -603,6 +604,24 @@ def segments(str directory) -> list[int]:
     return found or [0]
 
 
+def wait_for_locks(int64_t ms):
+    """The calling thread waits at most so long for the lock of a log, and its functions then raise ERR_BUSY."""
+    core.log_lock_patience(ms)
+
+
+def release_publisher(str directory, uint32_t seat, bytes reference):
+    """As a worker on `seat` without a publisher of that name.  May block: helper threads only."""
+    cdef Log held = Log(directory)
+    cdef uint32_t size = <uint32_t> len(reference)
+    cdef const char *name = reference
+    cdef fault f
+    cdef err e
+    with nogil:
+        e = core.log_publisher_release(held.raw, seat, name, size, &f)
+    held.close()
+    check(e, &f)
+
+
 def drop_before(str directory, uint64_t offset) -> int:
     """Drop closed segments that hold nothing at or above `offset`; returns how many.  May block."""
     cdef Log held = Log(directory)
@@ -634,7 +653,11 @@ def ledger_create(str directory, uint64_t base, bint sync):
     """Make the ledger that turns a log into a queue's; raises StorageError."""
     cdef fault f
     cdef bytes path = os.fsencode(directory)
-    check(core.ledger_create(path, base, sync, &f), &f)
+    cdef const char *p = path
+    cdef err e
+    with nogil:
+        e = core.ledger_create(p, base, sync, &f)
+    check(e, &f)
 
 
 def ledger_sync(str directory):

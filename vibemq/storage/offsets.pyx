@@ -77,12 +77,15 @@ cdef class StoredOffsets:
     def store(self, bytes reference, uint64_t offset):
         """Remember ``offset`` for ``reference``.  LimitExceeded: it is too long; StorageError."""
         cdef boolean evicted = False
+        cdef uint32_t size = <uint32_t> len(reference)
+        cdef const char *name = reference
         cdef fault f
         cdef err e
         self._open()
         if len(reference) > core.OFFSETS_REFERENCE_BYTES_MAX:
             raise LimitExceeded("size in bytes of an offset reference", len(reference), core.OFFSETS_REFERENCE_BYTES_MAX)
-        e = core.offsets_store(self.raw, reference, <uint32_t> len(reference), offset, &evicted, &f)
+        with nogil:
+            e = core.offsets_store(self.raw, name, size, offset, &evicted, &f)
         self._report()
         check(e, &f)
         if not self.is_marked:  # once for each handle

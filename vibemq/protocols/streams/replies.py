@@ -57,6 +57,14 @@ class Refused(Exception):
         self.code = code
 
 
+class Busy(Exception):
+    """Another process is in a slow file system call with the lock of a log: the command is tried again."""
+
+
+#: A deadline is looked at twice a second.
+BUSY_RETRY_MS = 100
+
+
 class Later(NamedTuple):
     """`work` is for a helper thread, the session takes no command meanwhile; ``then(result)`` gives the outcome."""
 
@@ -76,6 +84,9 @@ def obey(session: StreamsSession, key: int, request: Any, command: Callable[[Str
         outcome = command(session, request)
     except (Refused, BadArgument) as problem:
         outcome = code_of(session, request, problem)
+    except Busy:
+        _try_again(session, key, request, command)
+        return
     if not isinstance(outcome, Later):
         answer(session, key, request, outcome)
         return
@@ -93,6 +104,17 @@ def obey(session: StreamsSession, key: int, request: Any, command: Callable[[Str
     in_helper(session, later.work, done, submit=later.submit, left=later.after)
 
 
+def _try_again(
+    session: StreamsSession, key: int, request: Any, command: Callable[[StreamsSession, Any], Outcome]
+) -> None:
+    def again(_: StreamsSession) -> None:
+        session.set_idle()
+        obey(session, key, request, command)
+        session.read_on()
+
+    session.wait_until(session.door.queues.now_ms + BUSY_RETRY_MS, again)
+
+
 def answer(session: StreamsSession, key: int, request: Any, outcome: Outcome) -> None:
     if isinstance(outcome, dict):
         session.write(encode_response(key, request.correlation_id, Code.OK, **outcome))
@@ -101,7 +123,9 @@ def answer(session: StreamsSession, key: int, request: Any, outcome: Outcome) ->
 
 
 def code_of(session: StreamsSession, request: Any, problem: BaseException, failure: Code = Code.INTERNAL_ERROR) -> Code:
-    """What the problem with a request is on the wire, and, where nobody could foresee it, in the log."""
+    """What the problem with a request is on the wire, and, where nobody could foresee it, in the log.  Raises Busy."""
+    if isinstance(problem, StorageError) and problem.code == "ERR_BUSY":
+        raise Busy from problem
     if isinstance(problem, Refused):
         return problem.code
     if isinstance(problem, StreamNotFound | ExchangeNotFound):

@@ -389,7 +389,7 @@ cdef class StreamsSession(ClientSession):
             else:
                 e = core.batch_add(stream.batch, entry, <uint32_t> size, records)
             if e == ERR_FULL:
-                stream.persist()
+                stream.next_batch()
                 publisher.reserve(left * PUBLISHING_ID_BYTES)
                 continue
             if e != OK:
@@ -602,7 +602,7 @@ cdef class StreamsSession(ClientSession):
         if not self.pauses & PAUSE_ENDING:
             self.pause(PAUSE_ENDING)
             self.persist()
-        if not self.client.unconfirmed:
+        if not self.client.unconfirmed and self.has_confirmed_all():
             self.finish()
         return 0
 

@@ -8,13 +8,15 @@ of the stream's end as publishers and subscribers do.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
 from vibemq.once_a_minute import OnceAMinute
-from vibemq.protocols.streams.replies import Outcome, answer, code_of, readable
+from vibemq.protocols.streams.replies import Later, Outcome, answer, code_of, readable
 from vibemq.protocols.streams.spec import REFERENCE_SIZE_MAX_BYTES, Code, Key
+from vibemq.storage.offsets import StoredOffsets
 
 if TYPE_CHECKING:
     from vibemq.protocols.streams.session import StreamsSession
@@ -44,11 +46,48 @@ def tell_sequence(session: StreamsSession, request: Any, sequence: int | None, *
     answer(session, Key.QUERY_PUBLISHER_SEQUENCE, request, outcome)
 
 
-def store_offset(session: StreamsSession, request: Any) -> None:
-    """It has no answer, so whatever stops one is logged."""
+def store_offset(session: StreamsSession, request: Any) -> Outcome:
+    """It has no answer, so whatever stops one is logged.  While the disk is slow a helper thread stores it."""
     reference = request.reference.encode()
-    problem = _not_stored(session, request.stream, reference, request.offset)
+    directory, problem = _where_to_store(session, request.stream, reference)
+    if directory and session.door.table.disk.slow:
+        work = partial(_store, session, partial(StoredOffsets, directory), reference, request.offset)
+        tell = partial(_say_not_stored, session, request)
+        return Later(work, tell, submit=session.door.helpers.submit_append)
+    if directory:
+        problem = _store(session, partial(session.door.offsets.of, directory), reference, request.offset)
+    _say_not_stored(session, request, problem)
+    return None
+
+
+def _where_to_store(session: StreamsSession, name: str, reference: bytes) -> tuple[str, str]:
+    """The directory of the stream, or "" and why there is none."""
+    if len(reference) > REFERENCE_SIZE_MAX_BYTES:
+        return "", f"the reference has {len(reference)} bytes, at most {REFERENCE_SIZE_MAX_BYTES} allowed"
+    if not session.rights.read(name):
+        return "", f"user {session.client.user!r} may not read it"
+    try:
+        stream = session.door.table.find(session.virtual_host, name)
+    except StreamNotFound:
+        return "", "there is no such stream"
+    except StorageError as problem:
+        return "", str(problem)
+    session.track(stream)
+    return stream.log.directory, ""
+
+
+def _store(session: StreamsSession, open_it: Callable[[], StoredOffsets], reference: bytes, offset: int) -> str:
+    """Store it; why it could not be, or "" when it is."""
+    try:
+        session.door.broker.alarms.reserve.retry(partial(open_it().store, reference, offset))
+    except (LimitExceeded, StorageError) as problem:
+        return str(problem)
+    return ""
+
+
+def _say_not_stored(session: StreamsSession, request: Any, problem: str) -> None:
     if problem:
+        reference = request.reference.encode()
         not_stored.say(
             (request.stream, reference),
             "%s: offset %d of %r on %s not stored: %s",
@@ -58,24 +97,6 @@ def store_offset(session: StreamsSession, request: Any) -> None:
             request.stream,
             problem,
         )
-
-
-def _not_stored(session: StreamsSession, name: str, reference: bytes, offset: int) -> str:
-    """Store it; why it could not be, or "" when it is."""
-    if len(reference) > REFERENCE_SIZE_MAX_BYTES:
-        return f"the reference has {len(reference)} bytes, at most {REFERENCE_SIZE_MAX_BYTES} allowed"
-    if not session.rights.read(name):
-        return f"user {session.client.user!r} may not read it"
-    try:
-        stream = session.door.table.find(session.virtual_host, name)
-        session.track(stream)
-        stored = session.door.offsets.of(stream.log.directory)
-        session.door.broker.alarms.reserve.retry(partial(stored.store, reference, offset))
-    except StreamNotFound:
-        return "there is no such stream"
-    except (LimitExceeded, StorageError) as problem:
-        return str(problem)
-    return ""
 
 
 def query_offset(session: StreamsSession, request: Any) -> Outcome:

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Appends that helper threads do, because the disk is slow.
+
+A worker appends in its loop, which costs least.  A write that took longer than CALL_STALLED_MS (csrc/base/calls.h) shows a
+disk that may stall.  From then on, until QUIET_MS were quiet, helper threads append, and the loop serves all connections
+that need nothing of that log.  The same follows if the lock of a log cannot be had within LOCK_WAIT_MS: another process
+holds it in its own slow write.  The first slow write of a worker is in its loop: the kernel has no buffered write on ext4
+that refuses instead of waiting (RWF_NOWAIT), and a hand-over for each append costs more than the append.
+
+The thread that appends takes and releases the log's robust mutex itself.  A log has one such batch at a time; messages
+that follow collect in the next batch.  Messages of handed batches count as unconfirmed and as parked for their client, so
+its connection is not read above these limits.  Above HANDED_BYTES_MAX of one log no publisher of it is read.
+"""
+
+import logging
+from collections import deque
+
+from libc.stdlib cimport free, malloc
+
+from vibemq.broker.stream cimport StreamUser
+from vibemq.storage cimport core
+from vibemq.storage.calls cimport calls_have_stalled
+from vibemq.storage.core cimport OK
+
+from vibemq.once_a_minute import OnceAMinute
+
+logger = logging.getLogger(__name__)
+says_full = OnceAMinute(logger, logging.WARNING)
+
+cdef enum:
+    QUIET_MS = 60_000
+    HANDED_BYTES_MAX = 64 << 20      # of one log: some 30 batches of the largest size
+    # Counted as parked for each publisher above that, so that none is read (PARKED_BYTES_MAX in broker/client.pyx).
+    SIZE_OF_A_FULL_LOG = (16 << 20) + 1
+    # Batches kept with their memory (up to 2 MiB each): more streams than this in one turn is rare.
+    SPARE_BATCHES = 16
+
+
+cdef class HandedBatch:
+    def append(self):
+        """In a helper thread."""
+        with nogil:
+            self.e = OK if self.sealed else core.batch_seal(self.raw, &self.f)
+            if self.e == OK:
+                self.e = core.log_append(self.log.raw, self.raw, &self.appended, &self.f)
+
+
+cdef class Appends:
+    def __init__(self, Stream stream):
+        self.stream, self.queue = stream, deque()
+
+    cdef int add(self, bint must, bint sealed) except -1:
+        cdef Stream stream = self.stream
+        cdef HandedBatch handed
+        cdef StreamUser user
+        cdef size_t share
+        if self.queue and not must:
+            return 0  # the batch stays open, and `_done` goes on with it
+        handed = HandedBatch()
+        handed.raw, stream.batch = stream.batch, NULL
+        handed.sealed, handed.log = sealed, stream.log
+        handed.began_us = stream.table.meters.turn_us
+        handed.records, handed.size = handed.raw.records, handed.raw.size
+        waiting, stream.waiting = stream.waiting, []
+        self.records += handed.records
+        self.size += handed.size
+        stream.handed += 1
+        stream.handed_records = self.records
+        stream.table.disk.handed += 1
+        share = handed.size // len(waiting)
+        if self.size > HANDED_BYTES_MAX:
+            share = SIZE_OF_A_FULL_LOG
+            says_full.say(stream.name, "stream %s: %d bytes of messages wait for a disk that stalls: its publishers are not "
+                          "read until they are written", stream.name, self.size)
+        handed.users = waiting
+        for user in waiting:
+            user.on_handed(share)
+        self.queue.append(handed)
+        if len(self.queue) == 1:
+            self._start()
+        return 0
+
+    cdef int _start(self) except -1:
+        cdef HandedBatch handed = self.queue[0]
+        self.stream.table.helpers.submit_append(handed.append, self._done)
+        return 0
+
+    def _done(self, _, error):
+        """In the loop."""
+        cdef HandedBatch handed = self.queue.popleft()
+        cdef Stream stream = self.stream
+        self.records -= handed.records
+        self.size -= handed.size
+        stream.handed -= 1
+        stream.handed_records = self.records
+        stream.table.disk.handed -= 1
+        if self.queue:
+            self._start()
+        stream.appended(handed.raw, handed.users, True, handed.e, &handed.f, &handed.appended, handed.began_us)
+        if stream.waiting and not self.queue:
+            stream.persist()
+
+
+cdef class Disk:
+    cdef bint is_slow(self) noexcept:
+        return self.handed > 0 or calls_have_stalled(QUIET_MS)
+
+    @property
+    def slow(self) -> bool:
+        return self.is_slow()
+
+
+cdef class SpareBatches:
+    def __dealloc__(self):
+        while self.count:
+            self.count -= 1
+            core.batch_free(self.spare[self.count])
+            free(self.spare[self.count])
+
+    cdef batch *take(self) except NULL:
+        cdef fault f
+        cdef batch *fresh
+        if self.count:
+            self.count -= 1
+            return self.spare[self.count]
+        fresh = <batch *> malloc(sizeof(batch))
+        if fresh == NULL:
+            raise MemoryError
+        if core.batch_init(fresh, &f) != OK:
+            free(fresh)
+            raise MemoryError
+        return fresh
+
+    cdef void give(self, batch *b) noexcept:
+        if self.count < SPARE_BATCHES:
+            core.batch_clear(b)
+            self.spare[self.count] = b
+            self.count += 1
+        else:
+            core.batch_free(b)
+            free(b)
