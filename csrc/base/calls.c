@@ -32,7 +32,18 @@ void calls_sit(struct calls *seat)
         atomic_store_explicit(&here->running[i].kind, CALL_NONE, memory_order_release);
     }
     atomic_store_explicit(&here->ended.kind, CALL_NONE, memory_order_release);
+    calls_replace(false);
 }
+
+int64_t calls_first_ms(void)
+{
+    struct call *c = &here->running[0];
+    int64_t since_ms = atomic_load_explicit(&c->since_ms, memory_order_acquire);
+    if (since_ms == 0 || atomic_load_explicit(&c->kind, memory_order_relaxed) == CALL_LOCK) return 0;
+    return calls_now_ms() - since_ms;
+}
+
+void calls_replace(bool replaced) { atomic_store_explicit(&here->replaced, replaced, memory_order_relaxed); }
 
 static bool claim(struct call *c, enum call_kind kind)
 {

@@ -49,6 +49,7 @@ struct calls {
     _Atomic uint64_t slow[CALLS_KINDS], slow_ms[CALLS_KINDS]; /* ended calls above CALL_SLOW_MS: their number, and their time */
     _Atomic int64_t slowest_minute[2];                        /* of an even and an odd minute: which one, */
     _Atomic uint64_t slowest_ms[2];                           /* and its slowest call */
+    _Atomic uint32_t replaced; /* 1: another thread runs the loop while the first one is in a slow call */
     struct call ended;         /* the slowest ended call that calls_take_ended has not returned yet */
     _Atomic uint64_t ended_ms; /* its time */
 };
@@ -76,6 +77,10 @@ void call_end(struct call *c);
 /* Has a call of this process above CALL_STALLED_MS that opens, writes, cuts or renames a file ended in the last `ms`
  * milliseconds?  Syncs and removals take long on a healthy disk.  Costs one load while there was none. */
 bool calls_have_stalled(int64_t ms);
+
+/* How long the first thread of this process has been in its call, in milliseconds; 0: in none, or it waits for a lock. */
+int64_t calls_first_ms(void);
+void calls_replace(bool replaced);
 
 /* Copy the running calls of a seat that are older than `ms`; returns their number, at most `count`. */
 uint32_t calls_running(struct calls *seat, int64_t ms, struct call_seen *out, uint32_t count);

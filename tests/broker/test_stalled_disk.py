@@ -13,6 +13,7 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from admin.http_caller import Http
 from held_disk import HeldDisk
 from peers.queues import QueuePeer
@@ -173,15 +174,19 @@ def stalled_again(folder: Path, disk: HeldDisk, stack: ExitStack) -> tuple[Runni
     return running, publisher
 
 
-def test_everything_else_goes_on_while_the_disk_of_one_log_stalls(disk: HeldDisk, tmp_path: Path, stack: ExitStack):
-    running, publisher = stalled_again(tmp_path / "data", disk, stack)
+@pytest.mark.parametrize("first", [True, False], ids=["the worker's first stall", "a later one"])
+def test_everything_else_goes_on_while_the_disk_of_one_log_stalls(
+    disk: HeldDisk, tmp_path: Path, stack: ExitStack, first: bool
+):
+    running, publisher = (stalled if first else stalled_again)(tmp_path / "data", disk, stack)
+    earlier = 1 if first else 2
     other = stack.enter_context(connected(running))  # a login
     other.create("other")
     other.store("other", [b"stored"])
     other.subscribe("other", 1)
     assert bytes(other.chunk(1).data).endswith(b"stored")
     other.subscribe(DISK_STREAM, 2, credit=10)  # what is cached of the log that stalls
-    assert [other.chunk(2).chunk_id for _ in range(2)] == [0, 1]
+    assert [other.chunk(2).chunk_id for _ in range(earlier)] == list(range(earlier))
     with QueuePeer(running) as queues:
         queues.create("q")
         queues.publish("q", "a message")
@@ -192,8 +197,10 @@ def test_everything_else_goes_on_while_the_disk_of_one_log_stalls(disk: HeldDisk
     assert not publisher.has_frame(), "nothing is confirmed early"
 
     disk.unstall()
-    assert publisher.confirmed(1) == [3]
-    assert other.chunk(2).chunk_id == 2
+    assert publisher.confirmed(1) == [earlier + 1]
+    assert other.chunk(2).chunk_id == earlier
+    publisher.publish([(earlier + 2, b"after it")])
+    assert publisher.confirmed(1) == [earlier + 2]
 
 
 def more(running: Running, peers: list[Peer]) -> Peer:

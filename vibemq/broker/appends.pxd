@@ -30,14 +30,20 @@ cdef class Appends:
 
     # The stream's batch follows, now or (not `must`) when the batch before it is done.
     cdef int add(self, bint must, bint sealed) except -1
+    cdef HandedBatch _take(self, bint sealed)
     cdef int _start(self) except -1
 
 
 cdef class Disk:
     cdef readonly int handed        # batches of all streams that helper threads append
+    cdef bint may_yield             # the loop appends at the end of its turn: nothing else of the turn is under way
+    cdef Stream appending           # whose batch it appends then
+    cdef HandedBatch taken          # that batch, once another thread has taken the loop over
 
     # Do helper threads append now?
     cdef bint is_slow(self) noexcept
+    # The append has returned, in the thread that was replaced meanwhile.  Raises Displaced.
+    cdef int displaced(self, err e, fault *f, log_appended *done) except -1
 
 
 # Empty batches with their memory: only streams with something to persist hold one.

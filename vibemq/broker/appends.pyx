@@ -4,8 +4,12 @@
 A worker appends in its loop, which costs least.  A write that took longer than CALL_STALLED_MS (csrc/base/calls.h) shows a
 disk that may stall.  From then on, until QUIET_MS were quiet, helper threads append, and the loop serves all connections
 that need nothing of that log.  The same follows if the lock of a log cannot be had within LOCK_WAIT_MS: another process
-holds it in its own slow write.  The first slow write of a worker is in its loop: the kernel has no buffered write on ext4
-that refuses instead of waiting (RWF_NOWAIT), and a hand-over for each append costs more than the append.
+holds it in its own slow write.
+
+The first slow write of a worker is in its loop: the kernel has no buffered write on ext4 that refuses instead of waiting
+(RWF_NOWAIT), and a hand-over for each append costs more than the append.  If it is the append at the end of a turn, another
+thread takes the loop over (server/substitute.py): the batch counts as handed over then, and the thread that returns from
+the system call leaves its turn (Displaced) and gets the loop back.
 
 The thread that appends takes and releases the log's robust mutex itself.  A log has one such batch at a time; messages
 that follow collect in the next batch.  Messages of handed batches count as unconfirmed and as parked for their client, so
@@ -16,10 +20,11 @@ import logging
 from collections import deque
 
 from libc.stdlib cimport free, malloc
+from posix.unistd cimport usleep
 
 from vibemq.broker.stream cimport StreamUser
 from vibemq.storage cimport core
-from vibemq.storage.calls cimport calls_have_stalled
+from vibemq.storage.calls cimport CALL_STALLED_MS, calls_have_stalled, calls_first_ms, calls_replace
 from vibemq.storage.core cimport OK
 
 from vibemq.once_a_minute import OnceAMinute
@@ -29,11 +34,16 @@ says_full = OnceAMinute(logger, logging.WARNING)
 
 cdef enum:
     QUIET_MS = 60_000
+    LOOK_US = 100_000                # ten wake-ups a second: a hundredth of a thousandth of a processor
     HANDED_BYTES_MAX = 64 << 20      # of one log: some 30 batches of the largest size
     # Counted as parked for each publisher above that, so that none is read (PARKED_BYTES_MAX in broker/client.pyx).
     SIZE_OF_A_FULL_LOG = (16 << 20) + 1
     # Batches kept with their memory (up to 2 MiB each): more streams than this in one turn is rare.
     SPARE_BATCHES = 16
+
+
+class Displaced(BaseException):
+    """Another thread has taken the loop over, with all that the turn had still to do."""
 
 
 cdef class HandedBatch:
@@ -50,13 +60,18 @@ cdef class Appends:
         self.stream, self.queue = stream, deque()
 
     cdef int add(self, bint must, bint sealed) except -1:
+        if self.queue and not must:
+            return 0  # the batch stays open, and `done` goes on with it
+        self._take(sealed)
+        if len(self.queue) == 1:
+            self._start()
+        return 0
+
+    cdef HandedBatch _take(self, bint sealed):
         cdef Stream stream = self.stream
-        cdef HandedBatch handed
         cdef StreamUser user
         cdef size_t share
-        if self.queue and not must:
-            return 0  # the batch stays open, and `_done` goes on with it
-        handed = HandedBatch()
+        cdef HandedBatch handed = HandedBatch()
         handed.raw, stream.batch = stream.batch, NULL
         handed.sealed, handed.log = sealed, stream.log
         handed.began_us = stream.table.meters.turn_us
@@ -70,22 +85,20 @@ cdef class Appends:
         share = handed.size // len(waiting)
         if self.size > HANDED_BYTES_MAX:
             share = SIZE_OF_A_FULL_LOG
-            says_full.say(stream.name, "stream %s: %d bytes of messages wait for a disk that stalls: its publishers are not "
-                          "read until they are written", stream.name, self.size)
+            says_full.say(stream.name, "stream %s: %d bytes of messages wait for a slow disk: its publishers are not read "
+                          "until they are written", stream.name, self.size)
         handed.users = waiting
         for user in waiting:
             user.on_handed(share)
         self.queue.append(handed)
-        if len(self.queue) == 1:
-            self._start()
-        return 0
+        return handed
 
     cdef int _start(self) except -1:
         cdef HandedBatch handed = self.queue[0]
-        self.stream.table.helpers.submit_append(handed.append, self._done)
+        self.stream.table.helpers.submit_append(handed.append, self.done)
         return 0
 
-    def _done(self, _, error):
+    def done(self, _, error):
         """In the loop."""
         cdef HandedBatch handed = self.queue.popleft()
         cdef Stream stream = self.stream
@@ -104,6 +117,36 @@ cdef class Appends:
 cdef class Disk:
     cdef bint is_slow(self) noexcept:
         return self.handed > 0 or calls_have_stalled(QUIET_MS)
+
+    def is_stalled(self) -> bool:
+        """Wait for some time, without the interpreter's lock; is the loop in a slow append at the end of its turn then?"""
+        cdef int64_t ms
+        with nogil:
+            usleep(LOOK_US)
+            ms = calls_first_ms()
+        return ms > CALL_STALLED_MS and self.appending is not None and self.taken is None and calls_first_ms() > CALL_STALLED_MS
+
+    def take_over(self):
+        """By the thread that runs the loop from now on."""
+        cdef Stream stream = self.appending
+        if stream.appends is None:
+            stream.appends = Appends(stream)
+        self.taken = (<Appends> stream.appends)._take(True)
+        stream.table.resume_persist()
+        stream.table.helpers.count_append()  # until `done`
+        calls_replace(True)
+
+    def give_back(self):
+        """By the same thread, at the end of a turn."""
+        calls_replace(False)
+
+    cdef int displaced(self, err e, fault *f, log_appended *done) except -1:
+        cdef HandedBatch handed = self.taken
+        cdef Appends appends = self.appending.appends
+        handed.e, handed.f, handed.appended = e, f[0], done[0]
+        self.taken = self.appending = None
+        appends.stream.table.helpers.finish(appends.done)
+        raise Displaced
 
     @property
     def slow(self) -> bool:

@@ -112,6 +112,7 @@ cdef class StreamTable:
     cdef dict by_name
     cdef list by_slot
     cdef list dirty
+    cdef list persisting            # streams whose turn comes in `persist`, the next one last
     cdef Py_ssize_t ticked          # how far the round of ticks has come
     cdef dict appending             # streams whose logs hold descriptors, longest first
     cdef SpareBatches spares

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams as one worker holds them: who writes, who reads, and the batch of this turn.
 
-A stream's log belongs to all workers; a ``Stream`` is one worker's hold on it.  Doors add
-entries to ``Stream.batch`` while they parse; at the end of the turn (or when the batch is
-large) ``persist`` appends it once and tells the users what became of it.  Other workers
-with readers learn of it through the board of doorbells.
+A stream's log belongs to all workers; a ``Stream`` is one worker's hold on it.  Doors add entries to ``Stream.batch`` while
+they parse; at the end of the turn (or when the batch is large) ``persist`` appends it once and tells the users what became
+of it.  Other workers with readers learn of it through the board of doorbells.
 
-With durability ``disk`` a confirm also waits for an fdatasync.  One is in flight for each
-stream; whatever was persisted while it ran is covered by the next, so group commit needs
-no timer.
+With durability ``disk`` a confirm also waits for an fdatasync.  One is in flight for each stream; whatever was persisted
+while it ran is covered by the next, so group commit needs no timer.
 
 Readers end at the confirmed record (csrc/log/control.h ``control_confirmed``), so they are notified when it moves: with
 durability ``os`` and ``read-unconfirmed`` by an append, with ``disk`` by a sync, with ``remote`` by the archiver.  If the
@@ -223,10 +221,15 @@ cdef class Stream:
         self.chunk_messages = core.batch_chunk_messages_next(self.batch)
         if self.table.disk.is_slow():
             return self._hand_over(False, False)
+        if self.table.disk.may_yield:
+            self.table.disk.may_yield, self.table.disk.appending = False, self
         with nogil:
             e = core.batch_seal(self.batch, &f)
             if e == OK:
                 e = core.log_append(self.log.raw, self.batch, &done, &f)
+        if self.table.disk.taken is not None:
+            return self.table.disk.displaced(e, &f, &done)
+        self.table.disk.appending = None
         if e == ERR_BUSY:
             return self._hand_over(True, True)
         appended_batch, self.batch = self.batch, NULL
@@ -234,9 +237,7 @@ cdef class Stream:
         return self.appended(appended_batch, waiting, False, e, &f, &done, self.table.meters.turn_us)
 
     cdef int next_batch(self) except -1:
-        if self.waiting and self.table.disk.is_slow():
-            return self._hand_over(True, False)
-        return self.persist()
+        return self._hand_over(True, False) if self.waiting and self.table.disk.is_slow() else self.persist()
 
     cdef int _hand_over(self, bint must, bint sealed) except -1:
         if self.appends is None:
@@ -267,8 +268,7 @@ cdef class Stream:
             return 0
         self.has_appended = True
         if not self.confirms_later:
-            self.table.meters.add(METER_CONFIRM_OS, now_us() - began_us,
-                                  done.next_offset - done.first_offset)
+            self.table.meters.add(METER_CONFIRM_OS, now_us() - began_us, done.next_offset - done.first_offset)
         self.duplicates = done.duplicates
         if not self.appending:
             self.table.note_appending(self)
@@ -526,11 +526,10 @@ cdef class StreamTable:
         self.worker = board.index
         self.remote_timeout_ms = remote_timeout_s * 1000
         self.archiver = 0 if archiver_seat < 0 else <uint64_t> 1 << archiver_seat
-        self.helpers = helpers
-        self.log_directory = log_directory
+        self.helpers, self.log_directory = helpers, log_directory
         self.by_name = {}
         self.by_slot = [None] * core.DOORBELL_SLOTS_MAX
-        self.dirty = []
+        self.dirty, self.persisting = [], []
         self.disk, self.spares = Disk(), SpareBatches()
         self.appending = {}
         self.says = OnceAMinute(logger, logging.ERROR)
@@ -640,23 +639,27 @@ cdef class StreamTable:
     cdef int persist(self) except -1:
         """Append every batch of this turn."""
         cdef Stream stream
-        cdef list dirty
         if not self.dirty:
             return 0
-        dirty, self.dirty = self.dirty, []
-        for stream in dirty:
-            stream.dirty = False
+        self.persisting, self.dirty = self.dirty, []
+        self.persisting.reverse()
+        while self.persisting:
+            stream = self.persisting.pop()
+            stream.dirty, self.disk.may_yield = False, True
             try:
                 stream.persist()
             except Exception as problem:
                 faults.say_fault(problem, "stream %s: while persisting", stream.name)
+            self.disk.may_yield = False
         return 0
+
+    def resume_persist(self):  # by a thread that has taken the loop over meanwhile
+        self.dirty, self.persisting = self.persisting + self.dirty, []
 
     cdef int take_news(self) except -1:
         """Look at the streams that other workers have marked for this one."""
         cdef uint32_t slots[64]
-        cdef uint32_t count = 64
-        cdef uint32_t i
+        cdef uint32_t i, count = 64
         cdef Stream stream
         while count == 64:
             count = core.doorbell_take(self.board.raw, self.worker, slots, 64)

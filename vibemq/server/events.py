@@ -92,6 +92,9 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "thread_refused": (
         "a thread for %s was refused (%d run): %s; raise pids.max, `ulimit -u` or the limit of memory",
     ),
+    "log_waits_for_disk": (
+        "stream %s: %d bytes of messages wait for a slow disk: its publishers are not read until they are written",
+    ),
     "file_call_slow": (
         "%s: %s has taken %.1f s and goes on; %d such calls wait",
         "%s: %s took %.1f s",

@@ -40,7 +40,8 @@ class Helpers:
         #: fdatasync of several logs at once; more only queue up in the device.
         self.submit_sync = self._pool("sync", 8)
         #: Appends to logs while the disk is slow: one of each log, so others wait only when as many logs stall.
-        self.submit_append = self._pool("append", 16)
+        self.submit_append = self._pool("append", 8)
+        self._appends = self._pools[-1]
         #: Files that nobody needs any more: a file system takes its time, and confirms do not wait for it.
         self.submit_remove = self._pool("remove", 2)
         #: Reads from a cold disk, or from the object store, which may be slow or away.
@@ -75,6 +76,15 @@ class Helpers:
         except BaseException as error:  # carried to the loop, which answers for it
             outcome = (None, error)
         self._finished.append((pool, done, *outcome))
+        self._ring()
+
+    def count_append(self) -> None:
+        """Another thread appends, and will call ``finish``."""
+        self._appends.jobs += 1
+
+    def finish(self, done: Done) -> None:
+        """By that thread: call ``done(None, None)`` in the loop."""
+        self._finished.append((self._appends, done, None, None))
         self._ring()
 
     def take_finished(self) -> None:

@@ -138,7 +138,7 @@ class _File:
         self._is_idle.clear()
         try:
             threading.Thread(target=self._write, args=(line,), name="log", daemon=True).start()
-        except RuntimeError:  # the machine gives no thread
+        except (RuntimeError, MemoryError):  # the machine gives no thread
             self._write(line)
         self.wait(WRITE_WAIT_S)
         return len(line)

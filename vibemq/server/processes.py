@@ -2,8 +2,8 @@
 """The processes of the broker: forked, watched by pidfd, started again when one dies.
 
 They are forked, not spawned: everything is imported before, so a new one accepts after a few milliseconds and shares
-the supervisor's memory.  That is only sound while no other thread of the supervisor holds a lock that they need: the
-one that renews the lease (lease.py), and one that writes a line of the log to a file (log_output.py), hold none of these.
+the supervisor's memory.  That is only sound while no other thread of the supervisor holds a lock that they need.  Those
+that renew the lease (lease.py) and write a line of the log to a file (log_output.py) hold none of these.
 
 Who dies is replaced at once.  Only one that keeps dying by itself soon after its start is made to wait, longer each
 time up to RESTART_DELAY_S_MAX, and the log says so each time.  Being killed from outside (SIGKILL after it was ready)

@@ -6,8 +6,8 @@ what the last run left.  **share**: the board of doorbells and one eventfd for e
 **run**: fork the workers, then one loop that waits for signals, for workers that become ready
 or die.  **stop**: tell the workers, wait, and kill only who does not end in time.
 
-It has one thread beside the one that renews the lease (lease.py), and its loop uses no file in the data directory, because
-the disk may stall.  So a dead worker is replaced within milliseconds, and a signal is heard at once.
+It has one thread beside the one that renews the lease (lease.py), and its loop uses no file in the data directory,
+because the disk may stall.  So a dead worker is replaced within milliseconds, and a signal is heard at once.
 No message ever passes through this process.
 """
 

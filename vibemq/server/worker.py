@@ -54,6 +54,7 @@ from vibemq.server.hangs import BEATS_PER_S
 from vibemq.server.helpers import Helpers
 from vibemq.server.inquiry import Inquiries
 from vibemq.server.processes import paused_s
+from vibemq.server.substitute import Substitute
 from vibemq.server.turn import Loop
 from vibemq.storage.ledger import has_consumers_of
 from vibemq.storage.log import wait_for_locks
@@ -115,6 +116,7 @@ class Worker:
         self.adopt_timer = timers.timer(self._adopt_some)
         poller = selectors.DefaultSelector() if os.environ.get("VIBEMQ_POLLER") == "selectors" else Poller()
         self.loop = Loop(poller, board, self.queues, self.groups, helpers, timers, self._look_at_access, config.server)
+        self.substitute = Substitute(streams.disk, self.loop.turn, board.work_done, LOCK_WAIT_MS)
         self.doors: dict[str, Any] = {}
         handovers = Handovers(self.loop, context.index, context.handovers, self.doors)
         authenticator = Authenticator(metadata, config.guest.allow_loopback, token_checker(config.oauth))
@@ -255,8 +257,9 @@ class Worker:
             self.loop.listen_again()
         os.write(self.context.ready_fd, b"R")
         os.close(self.context.ready_fd)
+        self.substitute.start()
         while not self.stopping and os.getppid() == self.context.supervisor_pid:
-            self.loop.turn()
+            self.substitute.turn()
             if self.context.certificates is not None and self.context.certificates.stale:
                 self.context.certificates.refresh_by(self.helpers)
         return self._drain()
@@ -279,7 +282,7 @@ class Worker:
         self.loop.drain()
         turned_s = time.monotonic()
         while (self.loop.connections or self.helpers.running) and turned_s < deadline:
-            self.loop.turn()
+            self.substitute.turn()
             now_s = time.monotonic()
             deadline += paused_s(now_s - turned_s, TICK_S)
             turned_s = now_s

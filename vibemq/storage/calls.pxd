@@ -13,6 +13,7 @@ cdef extern from "base/calls.h" nogil:
     struct calls:
         shared_word slow[10]
         shared_word slow_ms[10]
+        unsigned int replaced
     struct call_seen:
         uint32_t entry
         int kind
@@ -22,6 +23,8 @@ cdef extern from "base/calls.h" nogil:
     call *call_begin(int kind, const char *path)
     void call_end(call *c)
     boolean calls_have_stalled(int64_t ms)
+    int64_t calls_first_ms()
+    void calls_replace(boolean replaced)
     uint32_t calls_running(calls *seat, int64_t ms, call_seen *out, uint32_t count)
     uint64_t calls_slowest_ms(calls *seat)
     boolean calls_take_ended(calls *seat, call_seen *out)

@@ -21,7 +21,7 @@ class Call(NamedTuple):
     kind: str
     path: str
     seconds: float  # that it took, or has taken so far
-    is_loops: bool  # of the thread that sat down: the loop of a worker
+    is_loops: bool  # of the thread that runs the loop of a worker
 
     def __str__(self) -> str:
         return f"{_WORDS[self.kind]} {self.path}"
@@ -65,12 +65,12 @@ cdef class Calls:
         """Those that have run for longer."""
         cdef call_seen seen[64]
         cdef uint32_t count = calls_running(self.raw, <int64_t> (seconds * 1000), seen, CALLS_ENTRIES)
-        return [_call(&seen[i]) for i in range(count)]
+        return [_call(&seen[i], not self.raw.replaced) for i in range(count)]
 
     def take_ended(self) -> Call | None:
         """The slowest one that ended since the last call of this; for one process."""
         cdef call_seen seen
-        return _call(&seen) if calls_take_ended(self.raw, &seen) else None
+        return _call(&seen, False) if calls_take_ended(self.raw, &seen) else None
 
     def slow(self) -> dict[str, tuple[int, float]]:
         """Of each kind: how many ended calls took more than SLOW_MS, and how many seconds in all."""
@@ -83,5 +83,5 @@ cdef class Calls:
         return calls_slowest_ms(self.raw) / 1000
 
 
-cdef object _call(const call_seen *seen):
-    return Call(KINDS[seen.kind], os.fsdecode(seen.path), seen.ms / 1000, seen.entry == 0)
+cdef object _call(const call_seen *seen, bint is_first_loops):
+    return Call(KINDS[seen.kind], os.fsdecode(seen.path), seen.ms / 1000, is_first_loops and seen.entry == 0)
