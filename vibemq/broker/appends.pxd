@@ -30,7 +30,7 @@ cdef class Appends:
 
     # The stream's batch follows, now or (not `must`) when the batch before it is done.
     cdef int add(self, bint must, bint sealed) except -1
-    cdef HandedBatch _take(self, bint sealed)
+    cdef int _take(self, HandedBatch handed, bint sealed) except -1
     cdef int _start(self) except -1
 
 

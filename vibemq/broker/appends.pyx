@@ -62,16 +62,15 @@ cdef class Appends:
     cdef int add(self, bint must, bint sealed) except -1:
         if self.queue and not must:
             return 0  # the batch stays open, and `done` goes on with it
-        self._take(sealed)
+        self._take(HandedBatch(), sealed)
         if len(self.queue) == 1:
             self._start()
         return 0
 
-    cdef HandedBatch _take(self, bint sealed):
+    cdef int _take(self, HandedBatch handed, bint sealed) except -1:
         cdef Stream stream = self.stream
         cdef StreamUser user
         cdef size_t share
-        cdef HandedBatch handed = HandedBatch()
         handed.raw, stream.batch = stream.batch, NULL
         handed.sealed, handed.log = sealed, stream.log
         handed.began_us = stream.table.meters.turn_us
@@ -91,7 +90,7 @@ cdef class Appends:
         for user in waiting:
             user.on_handed(share)
         self.queue.append(handed)
-        return handed
+        return 0
 
     cdef int _start(self) except -1:
         cdef HandedBatch handed = self.queue[0]
@@ -118,23 +117,30 @@ cdef class Disk:
     cdef bint is_slow(self) noexcept:
         return self.handed > 0 or calls_have_stalled(QUIET_MS)
 
-    def is_stalled(self) -> bool:
-        """Wait for some time, without the interpreter's lock; is the loop in a slow append at the end of its turn then?"""
+    def take_over(self) -> bool:
+        """Wait for some time, without the interpreter's lock.  If the loop is in a slow append at the end of its turn then,
+        take the loop over for the calling thread, and return True."""
+        cdef HandedBatch handed = HandedBatch()
+        cdef Stream stream
+        cdef Appends appends
         cdef int64_t ms
         with nogil:
             usleep(LOOK_US)
             ms = calls_first_ms()
-        return ms > CALL_STALLED_MS and self.appending is not None and self.taken is None and calls_first_ms() > CALL_STALLED_MS
-
-    def take_over(self):
-        """By the thread that runs the loop from now on."""
-        cdef Stream stream = self.appending
-        if stream.appends is None:
-            stream.appends = Appends(stream)
-        self.taken = (<Appends> stream.appends)._take(True)
+        if ms <= CALL_STALLED_MS or self.appending is None or self.taken is not None:
+            return False
+        stream = self.appending
+        appends = stream.appends if stream.appends is not None else Appends(stream)
+        # Nothing from here to the assignment of `taken` runs Python code, so the append cannot return to its turn between.
+        if self.appending is not stream or calls_first_ms() <= CALL_STALLED_MS:
+            return False
+        self.taken = handed
+        stream.appends = appends
+        appends._take(handed, True)
         stream.table.resume_persist()
         stream.table.helpers.count_append()  # until `done`
         calls_replace(True)
+        return True
 
     def give_back(self):
         """By the same thread, at the end of a turn."""

@@ -57,10 +57,9 @@ class Substitute:
     def _run(self) -> None:
         wait_for_locks(self._lock_wait_ms)
         while self._problem is None:
-            if not self._disk.is_stalled():
-                continue
             try:
-                self._disk.take_over()
+                if not self._disk.take_over():
+                    continue
                 while not self._is_wanted:
                     self._turn()
             except BaseException as problem:  # ends the worker, as in the main thread
