@@ -229,7 +229,7 @@ class Remote(Struct, frozen=True, kw_only=True):
 
 
 class Retention(Struct, frozen=True, kw_only=True):
-    """Removing what is too old."""
+    """Removal of segments, messages and transactions that are too old."""
 
     # A clock that is wrong after a boot is mended by NTP within minutes.
     clock_grace_s: Annotated[int, Meta(ge=0, le=86_400)] = 600

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that were paused: what came meanwhile is read before any timeout that it answers."""
+"""Workers that were paused: they read all waiting input before a timeout that it answers."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A start in the same boot on files that are not what the last broker left: a lost cache, a snapshot, an older copy."""
+"""A start in the same boot on other files than the last broker left: a lost cache, a snapshot, an older copy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One directory, two brokers: what the kernel's lock does not see, the lease in the directory does."""
+"""One directory, two brokers: the lease in the directory excludes the second one where the lock cannot."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ HEALTH_THREADS_MAX = 1  # for each path: what is asked there while workers hang 
 HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine
 TOKEN_THREADS_MAX = 2  # they may wait for the provider's keys
 SHUTDOWN_TIMEOUT_S = 1.0
-CONNECTIONS_MAX = 1024  # of each port: a flood of them may not use up the files that `vibemq ctl` needs
-FILES_KEPT = 128  # for `vibemq ctl`, questions to workers and files of ours, where the limit of open files is low
+CONNECTIONS_MAX = 1024  # of each port: a flood of connections must leave descriptors for `vibemq ctl`
+FILES_KEPT = 128  # descriptors for `vibemq ctl`, questions to workers and own files, if the limit of open files is low
 FIRST_REQUEST_S = 10.0  # who connects and says nothing for so long makes room for others
 LIMITED_STATUS = (413, 429)  # a body that is too large, and too many requests
 FAILED_LOGINS_MAX = 512  # that wait for their answer: more than the hashing threads can refuse within a delay
@@ -73,16 +73,16 @@ malformed = OnceAMinute(log, logging.INFO, event="peer_refused")
 
 
 class Threads(ThreadPoolExecutor):
-    """Threads of which one is there from the start on: a request is answered also where no more may be started."""
+    """Threads of which one starts at once, so requests are answered also if further threads are refused."""
 
     def __init__(self, threads_max: int, name: str) -> None:
         super().__init__(threads_max, name)
-        with suppress(RuntimeError):  # the first request asks for it again
+        with suppress(RuntimeError):  # the first request tries again
             self.submit(_nothing)
 
     def _adjust_thread_count(self) -> None:
         try:
-            super()._adjust_thread_count()  # the request is in the queue of those that run already
+            super()._adjust_thread_count()  # the running threads take the request
         except RuntimeError as problem:
             name = self._thread_name_prefix
             said = "a thread for %s was refused (%d run): %s; raise pids.max, `ulimit -u` or the limit of memory"
@@ -117,7 +117,7 @@ class Server:
         self._hashing = asyncio.Semaphore(HASH_THREADS_MAX)
         self._failed_logins = 0  # whose answers wait
         self._silent: dict[asyncio.BaseProtocol | None, asyncio.TimerHandle] = {}  # before their first request
-        self._busy: set[asyncio.BaseProtocol] = set()  # a request of theirs is being answered
+        self._busy: set[asyncio.BaseProtocol] = set()  # connections with a request that is being answered
         files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._connections_max = min(CONNECTIONS_MAX, max((files_max - FILES_KEPT) // 2, 1))  # there are two ports
 
@@ -209,7 +209,7 @@ class Server:
             self._servers.append(SecureServer(listener, certificates, accept, *rooms, *limits))
 
     def _close_oldest_idle(self, connections: list[web.RequestHandler]) -> bool:
-        """Close the connection that was opened first of those without a running request; False: there is none."""
+        """Close the oldest connection without a running request; False: there is none."""
         for protocol in connections:
             if protocol not in self._busy and protocol.transport is not None and not protocol.transport.is_closing():
                 protocol.transport.abort()

@@ -33,7 +33,7 @@ class Secured(Protocol):
 
 
 class SecureServer:
-    """``connected()``: how many connections there are behind it; with its handshakes they are ``connections_max``.
+    """``connected()``: the number of connections behind it; with its handshakes they are at most ``connections_max``.
 
     A newcomer beyond that takes the place of the oldest idle connection (``make_room()``), or of the oldest handshake,
     which goes first where more than half of the places are handshakes.

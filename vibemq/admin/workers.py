@@ -33,7 +33,7 @@ _FIRST_NUMBERS = 1 << 48  # room for questions after each random start
 unanswered = OnceAMinute(logging.getLogger("vibemq.admin"))  # of one that hangs, each look would say so
 
 
-#: Of a worker that has not answered since this process began.
+#: The status of a worker that has not answered since this process began.
 _UNKNOWN = {"pid": 0, "connections": 0, "is_drained": False, "delivered": 0, "limits_refused": 0}
 
 
@@ -106,7 +106,7 @@ class Workers:
             return None
 
     def statuses(self) -> list[dict[str, Any]]:
-        """The status of each worker that answers; of one that waits for the disk the last one, with ``is_stale``."""
+        """Return the status of each worker that answers; of one that waits for the disk its last, with ``is_stale``."""
         found = []
         for worker in range(len(self._channels)):
             is_stalled = self._stalled_in(worker) is not None

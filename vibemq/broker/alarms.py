@@ -42,14 +42,14 @@ NO_ROOM = -1
 NO_FILES = -2
 #: Likewise: a file has reached the size that this process may give it (RLIMIT_FSIZE).
 NO_SIZE = -3
-#: How long nothing is taken after a write has met that limit: then one write tries again.
+#: So long no messages are taken after a write has met that limit; then one write tries again.
 SIZE_HOLD_S = 60.0
 #: The broker's own copies, of dead letters, stop at this part of the floor: the rest is for those who empty the disk.
 COPIES_PART = 2
 
 # Each is written by one process only.
 _IS_DRAINED, _HAS_MEMORY_ALARM, _MEMORY_AT, _RESTARTS_WANTED_AT, _RESTARTS_DONE_AT = 0, 1, 8, 24, 32
-_SIZE_UNTIL_AT = 40  # written by every worker: whichever was last
+_SIZE_UNTIL_AT = 40  # written by every worker; the last write counts
 _MEMORY, _RESTARTS, _SECONDS = struct.Struct("=QQ"), struct.Struct("=Q"), struct.Struct("=d")
 
 
@@ -99,7 +99,7 @@ class Conditions:
 
     @property
     def has_file_limit(self) -> bool:
-        """Has a write met the limit of a file's size within SIZE_HOLD_S?"""
+        """Return whether a write has met the limit of a file's size within SIZE_HOLD_S."""
         return bool(time.monotonic() < _SECONDS.unpack_from(self._page, _SIZE_UNTIL_AT)[0])
 
     def note_file_limit(self) -> None:
@@ -192,7 +192,7 @@ class Alarms:
             self._found(NO_ROOM)
 
     def met_file_limit(self) -> None:
-        """A write of a publisher's was refused with EFBIG: every worker hears of it."""
+        """Raise the alarm in all workers after a publisher's write was refused with EFBIG."""
         if self._free_min_bytes:
             self._conditions.note_file_limit()
             self._free = NO_SIZE

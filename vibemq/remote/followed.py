@@ -269,7 +269,7 @@ class Followed:
         return True
 
     def _put_members(self, made: Object, *, again: bool) -> None:
-        """Put a fan-out's members where they are others than last time, or `again` with the ledger.
+        """Put the members of a fan-out into the object if they have changed, or `again` with the ledger.
 
         Behind the chunks: a confirmed message is owed to all members that subscribed before it.  Behind the ledger:
         each member that is owed a copy of a settled message is among them.
@@ -297,7 +297,7 @@ class Followed:
             return False
 
     def _has_ledger_news(self) -> bool:
-        """Are other messages settled, or has a fan-out other members, than in the last object?  Raises StorageError."""
+        """Return whether settled messages or members of a fan-out differ from the last object.  Raises StorageError."""
         if ledger.settled_count(self.directory) != self._ledger_seen:
             return True
         began_s = time.monotonic()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor's watch over the wall clock: what is too old is removed by it only while it is believed.
+"""The supervisor's watch over the wall clock: only a believed clock decides that something is too old.
 
-It is not believed for ``retention.clock_grace_s`` after a start of the broker and after a step, unless the kernel says
-that it is synchronised and the last known time lies less than a day back.  The last known time is the wall clock at a
-moment when it was believed.  Worker 0 keeps it in the file ``clock`` for the next start.
+The clock is not believed for ``retention.clock_grace_s`` after a start of the broker and after a step.  The grace ends
+early if the kernel calls the clock synchronised and the last known time lies less than a day back.  The last known time
+is the wall clock at a moment when it was believed.  Worker 0 keeps it in the file ``clock`` for the next start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vibemq.broker.timers import Timers
 
 LOOK_EACH_S = 1.0
-#: The known time may lie so far back, of a synchronised clock.
+#: A synchronised clock is believed if the known time lies at most so far back.
 KNOWN_MAX_MS = 86_400_000
 KEPT_EACH_MS = 60_000
 FILE_NAME = "clock"
@@ -32,13 +32,14 @@ class ClockWatch:
     """Looks once in LOOK_EACH_S; ``due`` is the next time by the monotonic clock."""
 
     def __init__(self, data_dir: str, grace_s: int) -> None:
-        """After ``clock.share``, and before the first fork.  Reads the last known time."""
+        """Read the last known time.  Call it after ``clock.share`` and before the first fork."""
         self._grace_ms = grace_s * 1000
         now_ms = clock.boot_ms()
         self._offset_ms = clock.wall_ms() - now_ms
         self._held_until_ms = now_ms + self._grace_ms
         known_ms = read_known(data_dir)
-        self._known_offset_ms = None if known_ms is None else known_ms - now_ms  # as the wall clock had it when known
+        # Known time less time since boot, as `_offset_ms`.
+        self._known_offset_ms = None if known_ms is None else known_ms - now_ms
         self.due = 0.0
         self.look()
 
@@ -87,7 +88,7 @@ class KnownTime:
 
 
 def keep_known(data_dir: str) -> None:
-    """Raises OSError."""
+    """Write the wall clock's time into the file.  Raises OSError."""
     path = os.path.join(data_dir, FILE_NAME)
     with open(path + ".tmp", "w", encoding="ascii") as file:
         file.write(f"{clock.wall_ms()}\n")
@@ -95,7 +96,7 @@ def keep_known(data_dir: str) -> None:
 
 
 def read_known(data_dir: str) -> int | None:
-    """The last known time, in ms since 1970.  None: there is none."""
+    """Return the last known time, in ms since 1970.  None: there is none."""
     try:
         with open(os.path.join(data_dir, FILE_NAME), encoding="ascii", errors="replace") as file:
             text = file.read(_DIGITS_MAX + 1).strip()

@@ -39,10 +39,10 @@ class Helpers:
         self.submit = self._pool("helper", 8)
         #: fdatasync of several logs at once; more only queue up in the device.
         self.submit_sync = self._pool("sync", 8)
-        #: Appends to logs while the disk is slow: one of each log, so others wait only when as many logs stall.
+        #: Appends to logs while the disk is slow: one of each log, so other logs wait only when 8 logs stall.
         self.submit_append = self._pool("append", 8)
         self._appends = self._pools[-1]
-        #: Files that nobody needs any more: a file system takes its time, and confirms do not wait for it.
+        #: Removals of files: a file system may take long, and confirms do not wait for it.
         self.submit_remove = self._pool("remove", 2)
         #: Reads from a cold disk, or from the object store, which may be slow or away.
         self.submit_read = self._pool("read", 8)
@@ -57,7 +57,7 @@ class Helpers:
 
     @property
     def running(self) -> int:
-        """The number of jobs whose `done` has not run yet, without those that no thread can do now."""
+        """Return the number of jobs whose `done` has not run yet, without jobs of pools that have no thread."""
         return sum(pool.jobs for pool in self._pools if pool.threads)
 
     def _pool(self, name: str, threads_max: int) -> Submit:
@@ -79,11 +79,11 @@ class Helpers:
         self._ring()
 
     def count_append(self) -> None:
-        """Another thread appends, and will call ``finish``."""
+        """Count an append of a thread outside of the pools, which calls ``finish`` after it."""
         self._appends.jobs += 1
 
     def finish(self, done: Done) -> None:
-        """By that thread: call ``done(None, None)`` in the loop."""
+        """Have the loop call ``done(None, None)``; called by that thread."""
         self._finished.append((self._appends, done, None, None))
         self._ring()
 
@@ -116,7 +116,7 @@ class Pool:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._threads: list[threading.Thread] = []
-        self.jobs = 0  # whose `done` has not run yet
+        self.jobs = 0  # jobs whose `done` has not run yet
         self.was_refused = False
         self.start_thread()
 

@@ -32,15 +32,15 @@ class Housekeeper:
         self, metadata: Metadata, interval_s: float, segment_size_bytes: int,
         chunk_messages_max: int = CHUNK_MESSAGES_MAX, local_limits: tuple[int, int] = (0, 0), *, is_first: bool = True,
     ) -> None:  # fmt: skip
-        """The last three are for streams that do not say.  ``is_first``: limits are as recovery has just set them,
-        and not as an earlier process of this kind has left them."""
+        """The last three are for streams without own limits.  ``is_first``: recovery has just set the limits; otherwise
+        an earlier admin process has set them."""
         self._metadata = metadata
         self._interval_s = interval_s
         self._local_limits = local_limits
         self._defaults = segment_size_bytes, chunk_messages_max, *local_limits
         self._page: list[tuple[StreamRecord, dict[str, str]]] = []  # with the arguments that hold
         self._slot = -1
-        self._policies_now = metadata.held_policies()  # as this look began
+        self._policies_now = metadata.held_policies()  # at the beginning of this look
         #: All limits are as they were with these; None: unknown.
         self._policies: HeldPolicies | None = self._policies_now if is_first else None
         self._unset: set[str] = set()  # streams whose limits could not be set, by incarnation: the next look does

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DATA/lease: which broker uses the directory, and what vouches for the writes of the last one that no sync covers.
+"""DATA/lease: which broker uses the directory, and whether the unsynced writes of the last one may be believed.
 
 The lock of the directory (datadir.acquire) excludes another broker on the same mount.  Through another mount of the
 same files (FUSE, an overlay beside its upper layer) the kernel gives the lock twice.  So the supervisor names itself
-here and renews that every RENEW_S; a start whose lock proves nothing waits for a renewal before it takes the directory.
+here and renews the record every RENEW_S.  A start whose lock proves nothing waits for a renewal before it takes the
+directory.
 
 The record also names the last start: its generation, boot, device and mount, and whether it stopped in order.  Control
-pages of streams have the same generation.  Only pages that the record vouches for are believed at a start; all others,
-as in a snapshot, are recovered as after a restart of the machine (csrc/log/recovery.c).
+pages of streams have the same generation.  A start believes only pages that the record vouches for.  All other logs, as
+in a snapshot, are recovered as after a restart of the machine (csrc/log/recovery.c).
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from vibemq.storage.shm import mount_id
 
 FILE = "lease"
 RENEW_S = 2.0
-#: So long a start waits for a renewal where nothing else tells whether the owner lives: two are missed then.
+#: A start waits so long for a renewal if it cannot see whether the owner lives: the owner misses two renewals then.
 FOREIGN_WAIT_S = 2 * RENEW_S + 1.0
 #: Workers of a supervisor that has died end within this time (processes.ORPHAN_LOOK_S).
 ORPHANS_WAIT_S = 2.0
 LOOK_S = 0.1
-SAID_EACH_S = 60.0  # that it cannot be renewed
-#: So long a stop waits for a renewal that has begun, as on a disk that stalls.
+SAID_EACH_S = 60.0  # between two warnings about failed renewals
+#: A stop waits so long for a renewal that has begun: the disk may stall.
 LAST_RENEWAL_S = 5.0
-#: Two starts at the same instant through two mounts: the one whose record was overwritten sees that after this time.
+#: After two starts at the same instant through two mounts, the one whose record was overwritten sees that after this.
 SETTLE_S = 0.25
 _RECORD_BYTES = 1024  # one write of one block
 _FORMAT = 1
-#: File systems that one machine alone has mounted: a lease of another boot is that of a dead broker.
+#: File systems that only one machine mounts: the owner of a lease of another boot is dead.
 LOCAL = frozenset(
     ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
 )
@@ -53,7 +54,7 @@ log = logging.getLogger("vibemq.server")
 
 @dataclass(frozen=True)
 class Owner:
-    """A supervisor, and the files by which it has the directory."""
+    """A supervisor, and the lock file by which it holds the directory."""
 
     token: str
     host: str
@@ -65,7 +66,7 @@ class Owner:
     inode: int  # of DATA/lock
 
     def is_alive(self, boot: str) -> bool:
-        """Return whether that process runs, where this one can see it."""
+        """Return whether the owner runs as a process that this one can see."""
         if self.boot != boot or self.pid_namespace != _pid_namespace():
             return False
         return _began(self.pid) == self.pid_began != ""
@@ -93,7 +94,7 @@ class Record:
 def read(path: str) -> Record | None:
     """Return the record of a directory; None: there is none, or it is damaged.
 
-    Raises SetupError: it is a newer version's, or cannot be read.
+    Raises SetupError if a newer version wrote it, or it cannot be read.
     """
     try:
         # Opened each time: FUSE asks its file system then.
@@ -134,7 +135,7 @@ def _write(path: str, record: Record, *, sync: bool) -> None:
 
 
 class Lease:
-    """Of this start, from ``take`` to ``give_back``."""
+    """The lease of this start, from ``take`` to ``give_back``."""
 
     def __init__(
         self, path: str, owner: Owner, believed: int, mount: int, *, is_orderly: bool, is_moved: bool = False
@@ -143,9 +144,9 @@ class Lease:
         #: The generation of control pages that are believed; 0: none.
         self.believed = believed
         self.is_orderly = is_orderly  # the last broker stopped in order
-        self.is_moved = is_moved  # written in this boot, and through another mount
+        self.is_moved = is_moved  # the directory was written in this boot, through another mount
         self.generation = secrets.randbits(63) | 1
-        self.lost = ""  # who has taken it from us
+        self.lost = ""  # the message about the broker that took it
         self._record = Record(owner)
         self._writes = threading.Lock()
         self._ends = threading.Event()
@@ -156,13 +157,13 @@ class Lease:
         return self.believed != 0
 
     def begin(self) -> None:
-        """Before anything is written into streams: from now on this start's generation counts.  Raises SetupError."""
+        """Record this start's generation, before any write into streams.  Raises SetupError."""
         owner = self.owner
         written = Written(self.generation, owner.boot, owner.device, owner.inode, self.mount, is_stopped=False)
         self._store(written)
 
     def require(self) -> None:
-        """Raises AlreadyRunning: another broker has taken the lease since."""
+        """Raise AlreadyRunning if another broker has taken the lease since."""
         found = read(self.path)
         if found is not None and found.owner != self.owner:
             raise _is_used(self.path, found.owner)
@@ -170,7 +171,7 @@ class Lease:
     def keep(self, on_lost: Callable[[], None]) -> None:
         """Renew it in a thread of its own until ``give_back``; ``on_lost`` runs there, once."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="lease", daemon=True)
-        # It gets no signal: one must interrupt what the main thread waits for.
+        # The new thread takes no signal: a signal must interrupt the wait of the main thread.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._thread.start()
@@ -201,12 +202,12 @@ class Lease:
                     log.warning("the lease in %s is not renewed: %s", self.path, problem)
 
     def drop(self) -> None:
-        """The start failed: what vouched for the directory still does, unless it was written since."""
+        """Give the lease back after a failed start.  Unless streams were written, it vouches as before for them."""
         written = self._record.written
         self.give_back(is_stopped=written is not None and written.is_stopped)
 
     def give_back(self, *, is_stopped: bool) -> None:
-        """Nobody uses the directory any more; ``is_stopped``: every stream is synced."""
+        """Give the lease back at the end of the broker; ``is_stopped``: every stream is synced."""
         self._ends.set()
         if self._thread is not None:
             self._thread.join(LAST_RENEWAL_S)
@@ -238,7 +239,7 @@ class Lease:
 def take(path: str, lock_fd: int, boot: str) -> Lease:
     """Take the lease of a directory whose lock is held.  Raises AlreadyRunning, SetupError.
 
-    Waits where a broker may have the directory through another mount.
+    Waits if another broker may have the directory through another mount.
     """
     at = os.fstat(lock_fd)
     mine = Owner(
@@ -264,7 +265,7 @@ def take(path: str, lock_fd: int, boot: str) -> Lease:
 
 
 def _wait_for_owner(path: str, found: Record, mine: Owner, lock_fd: int) -> float:
-    """Return for how long nobody renewed it.  Raises AlreadyRunning: somebody did."""
+    """Wait for a renewal; return the seconds without one.  Raises AlreadyRunning after a renewal."""
     owner = found.owner
     if owner is None or (wait_s := _wait_s(owner, mine, lock_fd)) == 0.0:
         return 0.0
@@ -283,11 +284,11 @@ def _wait_for_owner(path: str, found: Record, mine: Owner, lock_fd: int) -> floa
 
 
 def _wait_s(owner: Owner, mine: Owner, lock_fd: int) -> float:
-    if owner.is_alive(mine.boot):  # here, or where this directory was copied from
+    if owner.is_alive(mine.boot):  # it uses this directory, or the original of this copy
         return 0.0 if owner.pid == mine.pid else FOREIGN_WAIT_S
     if owner.boot == mine.boot:
         if (owner.device, owner.inode) == (mine.device, mine.inode):
-            return 0.0  # it had the lock that this process has now
+            return 0.0  # the owner had the lock that this process holds now
         return ORPHANS_WAIT_S if owner.pid_namespace == mine.pid_namespace else FOREIGN_WAIT_S
     return 0.0 if _file_system(lock_fd) in LOCAL else FOREIGN_WAIT_S
 
@@ -305,7 +306,7 @@ def _failed(path: str, what: str, problem: OSError) -> SetupError:
 
 
 def _began(pid: int) -> str:
-    """When a process began, in clock ticks since the boot; empty: there is none."""
+    """Return the start time of a process in clock ticks since the boot; empty: there is none."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
         return fields[19].decode() if fields[0] not in (b"Z", b"X") else ""
@@ -320,7 +321,7 @@ def _pid_namespace() -> int:
 
 
 def _file_system(fd: int) -> str:
-    """The type of the file system of an open file; empty: unknown."""
+    """Return the type of the file system of an open file; empty: unknown."""
     with contextlib.suppress(OSError):
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
             mount = next((line.split()[1] for line in file if line.startswith("mnt_id:")), "")

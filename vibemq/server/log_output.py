@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard error that never makes a process wait: a pipe that nobody reads would stop whoever writes into it, and so
-would a file on a disk that stalls.
+"""Standard error that never makes a process wait: a pipe that nobody reads, or a file on a disk that stalls, would stop
+each process that writes to it.
 
 Lines for which there is no room wait in memory, and beyond PENDING_BYTES_MAX they are dropped and counted.  They are
-written with the next line, with each `write_pending`, and at the process's end.  A regular file has no mode in which it
-refuses to wait, so a thread writes to it.
+written with the next line, with each `write_pending`, and at the process's end.  A write to a regular file cannot be
+told not to wait, so a thread writes to it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class LogOutput:
             return len(line)  # nobody can ever read it, or the disk is full: there is no other place to say that
 
     def end(self) -> None:
-        """Give a reader, or the disk, END_TIMEOUT_S to take what waits."""
+        """Give a reader, or the disk, END_TIMEOUT_S to take the waiting lines."""
         until_s = time.monotonic() + END_TIMEOUT_S
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
@@ -132,7 +132,7 @@ class _File:
         self._is_idle.set()
 
     def take(self, line: bytes) -> int:
-        """Bytes that were taken: all, or none while an earlier line is being written."""
+        """Return the number of bytes taken: all, or none while an earlier line is being written."""
         if not self._is_idle.is_set():
             return 0
         self._is_idle.clear()

@@ -2,8 +2,8 @@
 """The processes of the broker: forked, watched by pidfd, started again when one dies.
 
 They are forked, not spawned: everything is imported before, so a new one accepts after a few milliseconds and shares
-the supervisor's memory.  That is only sound while no other thread of the supervisor holds a lock that they need.  Those
-that renew the lease (lease.py) and write a line of the log to a file (log_output.py) hold none of these.
+the supervisor's memory.  That is only sound while no other thread of the supervisor holds a lock that they need.  The
+threads that renew the lease (lease.py) and write a line of the log to a file (log_output.py) hold no such lock.
 
 Who dies is replaced at once.  Only one that keeps dying by itself soon after its start is made to wait, longer each
 time up to RESTART_DELAY_S_MAX, and the log says so each time.  Being killed from outside (SIGKILL after it was ready)
@@ -32,14 +32,14 @@ RESTART_DELAY_S_MAX = 5.0
 ORPHAN_LOOK_S = 0.5
 OUR_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-#: A wait that takes so much longer than planned is a pause of the process: a busy machine makes it longer by less.
+#: A wait that takes so much longer than planned is a pause of the process: on a busy machine the excess is smaller.
 PAUSE_MIN_S = 1.0
 
 log = logging.getLogger("vibemq.server")
 
 
 def require_calls() -> None:
-    """Raises SetupError where the kernel, or a filter of its calls, has not what the broker is made of."""
+    """Raise SetupError if the kernel, or a filter of its calls, lacks a system call that the broker needs."""
     name = ""
     try:
         name = "memfd_create"
@@ -59,8 +59,10 @@ def require_calls() -> None:
 
 
 def paused_s(took_s: float, planned_s: float) -> float:
-    """Return for how many seconds a process did not run that had planned to wait for `planned_s` and came back after
-    `took_s`: it was stopped, its control group frozen, or its machine suspended."""
+    """Return the seconds of a pause in a wait that took `took_s` instead of `planned_s`; 0.0: there was none.
+
+    Pauses are a stopped process, a frozen control group and a suspended machine.
+    """
     more_s = took_s - planned_s
     return more_s if more_s > PAUSE_MIN_S else 0.0
 
@@ -78,10 +80,10 @@ def reap_strangers(ours: Container[int]) -> None:
 
 
 def _pidfd_of(pid: int) -> int:
-    """Return a descriptor of a new child.  Raises OSError: it has none, and has been ended."""
+    """Return a descriptor of a new child.  Raises OSError after ending the child, if no descriptor can be had."""
     try:
         return os.pidfd_open(pid)
-    except OSError:  # no descriptor is left, and without one its end would not be noticed
+    except OSError:  # no descriptor is left, and without one nobody would notice the child's end
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
@@ -251,7 +253,7 @@ def fork(name: str, prepare: Callable[[], None], life: Callable[[], int]) -> int
     # socket from the wrong process: hold signals back until each side is ready for them.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, OUR_SIGNALS)
     try:
-        with warnings.catch_warnings():  # Python warns of a thread that writes the log just now
+        with warnings.catch_warnings():  # Python warns if a thread writes the log during the fork
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
     except OSError:

@@ -81,7 +81,7 @@ class Recovery:
         chunk_messages_max: int = CHUNK_MESSAGES_MAX, local_limits: tuple[int, int] = (0, 0), *, reserve: Reserve,
         believed: int | None = None, is_orderly: bool = True,
     ) -> None:  # fmt: skip
-        """What it writes (copies of what it cuts, indexes) gets the reserve where the disk is full.
+        """Writes of recovery (copies of cut chunks, indexes) use the reserve if the disk is full.
 
         ``believed``: the generation of control pages that are believed, 0: none, None: all of this boot.
         ``is_orderly``: the last broker stopped in order (lease.py).

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File system calls that do not return, in the log: said by the supervisor, because a process that is in one cannot.
+"""Log file system calls that do not return.  The supervisor does it, because a process in such a call cannot.
 
 Each process notes its calls in shared memory (csrc/base/calls.h).  The supervisor looks at these notes every LOOK_S.
 """
@@ -24,7 +24,7 @@ log = logging.getLogger("vibemq.server")
 
 class SlowCallWatch:
     def __init__(self, calls: Mapping[str, Calls], now_s: float) -> None:
-        """``calls``: those of each process, by its name."""
+        """``calls``: the noted calls of each process, by its name."""
         self._calls = calls
         self._running_said_s = now_s - MINUTE_S
         self._ended = OnceAMinute(log)
@@ -44,5 +44,5 @@ class SlowCallWatch:
             log.warning("%s: %s has taken %.1f s and goes on; %d such calls wait", name, call, seconds, len(running))
 
     def waits_for_disk(self, name: str) -> bool:
-        """Is the loop of that process in a call that is slow?  It does not hang then: its successor would wait too."""
+        """Return whether the loop of that process is in a slow call.  It does not hang; a successor would wait too."""
         return any(call.is_loops for call in self._calls[name].running(LOOK_S / 2))

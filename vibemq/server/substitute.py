@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A thread that runs a worker's loop while the main thread is in a slow write.
 
-The main thread runs the loop.  A write to a log that stalls keeps it in a system call, and nothing can tell beforehand
-(broker/appends.pyx).  This thread looks ten times a second, without the interpreter's lock.  If the main thread is in a
-slow append at the end of a turn, this thread runs the next turns.  The main thread leaves its turn (Displaced) when the
-system call returns, and gets the loop back at the end of a turn of this one.
+The main thread runs the loop.  A stalled write to a log keeps it in a system call, and it cannot know that beforehand
+(broker/appends.pyx).  The substitute thread looks ten times a second, without the interpreter's lock.  If the main
+thread is in a slow append at the end of a turn, the substitute runs the next turns.  When the system call returns, the
+main thread leaves its turn (Displaced).  It gets the loop back at the end of a turn of the substitute.
 
-Only an append at the end of a turn is left in this way: there nothing else of the turn is half done.
+Only an append at the end of a turn is handed over in this way: at that place no other work of the turn is half done.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ refused = OnceAMinute(logging.getLogger(__name__))
 
 
 class Substitute:
-    """Of one worker."""
+    """The substitute thread of one worker."""
 
     def __init__(self, disk: Any, turn: Callable[[], None], wake: Callable[[], None], lock_wait_ms: int) -> None:
-        """``turn``: one turn of the loop; ``wake``: ends its wait; ``lock_wait_ms``: as of the main thread."""
+        """``turn``: runs one turn of the loop; ``wake``: ends its wait; ``lock_wait_ms``: as in the main thread."""
         self._disk, self._turn, self._wake, self._lock_wait_ms = disk, turn, wake, lock_wait_ms
-        self._is_wanted = False  # by the main thread: the loop
+        self._is_wanted = False  # the main thread waits for the loop
         self._is_given_back = threading.Event()
         self._problem: BaseException | None = None
 
     def start(self) -> None:
-        """Without the thread, if the machine refuses it, the first slow write stops the worker."""
+        """Start the thread.  If the machine refuses it, the first slow write stops the worker."""
         try:
             threading.Thread(target=self._run, name="substitute", daemon=True).start()
         except (RuntimeError, MemoryError) as problem:
@@ -42,7 +42,7 @@ class Substitute:
             refused.say("substitute", said, "the loop of a worker whose disk stalls", 0, problem)
 
     def turn(self) -> None:
-        """By the main thread: a turn, or the part of one that was left to the other thread."""
+        """Run a turn in the main thread; if the substitute took the loop over, wait until it gives it back."""
         try:
             self._turn()
         except Displaced:

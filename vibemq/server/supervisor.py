@@ -6,8 +6,8 @@ what the last run left.  **share**: the board of doorbells and one eventfd for e
 **run**: fork the workers, then one loop that waits for signals, for workers that become ready
 or die.  **stop**: tell the workers, wait, and kill only who does not end in time.
 
-It has one thread beside the one that renews the lease (lease.py), and its loop uses no file in the data directory,
-because the disk may stall.  So a dead worker is replaced within milliseconds, and a signal is heard at once.
+It has a main thread and a thread that renews the lease (lease.py).  The loop uses no file in the data directory,
+because the disk may stall.  So the loop sees a dead worker and a signal at once.
 No message ever passes through this process.
 """
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 #: Descriptors that a worker needs besides its connections: logs, indexes, control blocks.
 FILES_RESERVED = 4096
-#: Of the largest file besides segments, the mail of 64 workers, and the reserve.
+#: The largest files besides segments must fit: the mail of 64 workers, and the reserve.
 FILE_BYTES_MIN = 192 << 20
 CERTIFICATES_SAID_EACH_S = 86400.0  # that they end soon: a line a day is seen and does not bury others
 STDOUT = 1
@@ -346,7 +346,7 @@ class Supervisor:
         metadata.close()  # a connection must not cross a fork
 
     def _raise_file_size(self) -> None:
-        """Raises ConfigError where not even the shared memory fits."""
+        """Check the limit of file sizes.  Raises ConfigError if the shared memory does not fit."""
         segment = max(self.config.store.segment_size_bytes, self.config.queues.segment_size_bytes)
         _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
@@ -491,7 +491,7 @@ class Supervisor:
             timeout_s = self._timeout_s()
             events = self.selector.select(timeout_s)
             now_s = time.monotonic()
-            if self.stop_deadline_s is not None:  # while this process does not run, workers cannot end either
+            if self.stop_deadline_s is not None:  # in a frozen control group workers cannot end either
                 self.stop_deadline_s += paused_s(now_s - turned_s, timeout_s)
             turned_s = now_s
             for key, _ in events:
@@ -572,9 +572,9 @@ class Supervisor:
             )
             log.info("stream clients are told to connect to %s", told)
         try:
-            # Not by print(): bytes that nobody took would be tried again at the end, and change the exit code.
+            # Not by print(): the interpreter would write failed bytes again at its end, and change the exit code.
             os.write(STDOUT, f"vibemq ready pid={os.getpid()} workers={len(self.workers)} {doors}\n".encode())
-        except OSError as problem:  # whoever started us does not listen any more; the broker serves all the same
+        except OSError as problem:  # the reader is gone; the broker serves all the same
             log.warning("the ready line could not be written to standard output: %s", problem.strerror)
 
     def _on_broken(self, worker: Process) -> None:
@@ -597,7 +597,7 @@ class Supervisor:
                        min(DEPOSED_END_S, self.config.remote.deposed_after_s / 2))  # fmt: skip
 
     def _on_lease_lost(self) -> None:
-        """Another broker writes into the directory: whatever is taken now could be confirmed by both."""
+        """End at once: another broker writes into the directory, and both could confirm messages."""
         self.deposed = True
         log.error("%s: this one ends at once with exit code %d, and syncs nothing", self.lease.lost, DEPOSED)
         if self.stop_deadline_s is None:
@@ -605,8 +605,8 @@ class Supervisor:
         self._kill("another broker has the data directory")
 
     def _wake(self) -> None:
-        """From another thread: the loop looks at what is due."""
-        with contextlib.suppress(BlockingIOError):  # full: it is about to look
+        """Wake the loop, from another thread."""
+        with contextlib.suppress(BlockingIOError):  # full: the loop wakes in any case
             self.signals_write.send(b"\0")
 
     # ---- signals ----

@@ -60,7 +60,7 @@ class Logins:
         return token in self._ended or ends_at_s(token) <= self._all_ended_s
 
     def _is_too_late(self, ends_s: float) -> bool:
-        """True if no login that begins now ends so late: the clock was ahead when that one began."""
+        """Return True if the login ends later than a login of now can: the clock was ahead when it began."""
         return ends_s > clock.wall_ms() / 1000 + 2 * LIFETIME_S
 
     def csrf_of(self, token: str) -> str:

@@ -58,10 +58,10 @@ class Refused(Exception):
 
 
 class Busy(Exception):
-    """Another process is in a slow file system call with the lock of a log: the command is tried again."""
+    """Another process holds the lock of a log in a slow file system call: the command is tried again."""
 
 
-#: A deadline is looked at twice a second.
+#: After so long the command is tried again, with the next tick of the loop (0.5 s).
 BUSY_RETRY_MS = 100
 
 
@@ -123,7 +123,7 @@ def answer(session: StreamsSession, key: int, request: Any, outcome: Outcome) ->
 
 
 def code_of(session: StreamsSession, request: Any, problem: BaseException, failure: Code = Code.INTERNAL_ERROR) -> Code:
-    """What the problem with a request is on the wire, and, where nobody could foresee it, in the log.  Raises Busy."""
+    """Return the wire's code for the problem with a request, and log an unexpected one.  Raises Busy."""
     if isinstance(problem, StorageError) and problem.code == "ERR_BUSY":
         raise Busy from problem
     if isinstance(problem, Refused):

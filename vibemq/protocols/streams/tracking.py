@@ -47,7 +47,7 @@ def tell_sequence(session: StreamsSession, request: Any, sequence: int | None, *
 
 
 def store_offset(session: StreamsSession, request: Any) -> Outcome:
-    """It has no answer, so whatever stops one is logged.  While the disk is slow a helper thread stores it."""
+    """Store an offset, in a helper thread while the disk is slow.  The command has no answer: failures are logged."""
     reference = request.reference.encode()
     directory, problem = _where_to_store(session, request.stream, reference)
     if directory and session.door.table.disk.slow:
@@ -61,7 +61,7 @@ def store_offset(session: StreamsSession, request: Any) -> Outcome:
 
 
 def _where_to_store(session: StreamsSession, name: str, reference: bytes) -> tuple[str, str]:
-    """The directory of the stream, or "" and why there is none."""
+    """Return the directory of the stream and "", or "" and the reason why the offset cannot be stored."""
     if len(reference) > REFERENCE_SIZE_MAX_BYTES:
         return "", f"the reference has {len(reference)} bytes, at most {REFERENCE_SIZE_MAX_BYTES} allowed"
     if not session.rights.read(name):
@@ -77,7 +77,7 @@ def _where_to_store(session: StreamsSession, name: str, reference: bytes) -> tup
 
 
 def _store(session: StreamsSession, open_it: Callable[[], StoredOffsets], reference: bytes, offset: int) -> str:
-    """Store it; why it could not be, or "" when it is."""
+    """Store the offset; return the reason of a failure, or ""."""
     try:
         session.door.broker.alarms.reserve.retry(partial(open_it().store, reference, offset))
     except (LimitExceeded, StorageError) as problem:
