@@ -62,6 +62,14 @@ def test_the_unit_knows_the_broker(executable):
     assert watchdog_s > server.worker_hang_s, "systemd would start again what the supervisor mends by itself"
 
 
+def test_the_service_may_ask_whether_the_clock_is_synchronised_and_cannot_set_it(executable):
+    lines = unit(executable).splitlines()
+    allowed = next(line for line in lines if line.startswith("SystemCallFilter="))
+    assert {"adjtimex", "clock_adjtime"} <= set(allowed.partition("=")[2].split())
+    assert "ProtectClock=yes" not in lines, "it forbids these calls"
+    assert "CapabilityBoundingSet=" in lines
+
+
 def test_an_image_gets_the_unit_and_a_configuration_that_later_installations_keep(tmp_path, monkeypatch, executable):
     monkeypatch.setattr(sys, "executable", str(executable.with_name("python")))
     run = lambda: CliRunner().invoke(main, ["install-service", "--root", str(tmp_path)])  # noqa: E731

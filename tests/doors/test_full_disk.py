@@ -178,13 +178,17 @@ def test_a_queue_whose_messages_all_lie_in_the_segment_in_use_gives_their_room_b
         wait_until(lambda: goes_in(served, "native"), "messages are taken again")
 
 
-def test_a_broker_that_was_killed_on_a_full_disk_starts_and_is_emptied(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_upgrade", [False, True], ids=["same version", "from one without a lease"])
+def test_a_broker_that_was_killed_on_a_full_disk_starts_and_is_emptied(tmp_path: Path, is_upgrade: bool) -> None:
     flags = [word for name, value in OPTIONS.items() for word in ("--set", f"{name}={value}")]
     with small_disk(tmp_path, DISK_BYTES, "tmpfs") as disk:
         with pytest.raises(AssertionError, match="cleanly"), broker(disk / "data", *flags) as served:
             confirmed = publish_until_refused(served)
             fill(disk)
             served.process.kill()
+        if is_upgrade:
+            (disk / "data/lease").unlink()
+            fill(disk)
         with broker(disk / "data", *flags) as served:
             taken = DOORS["native"].consume(served, "big", len(confirmed))
             assert [message.id for message in taken] == confirmed

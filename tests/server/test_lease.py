@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -142,6 +143,77 @@ def test_a_start_that_waits_is_refused_when_the_owner_renews_its_lease(
         lease.take(str(tmp_path), locked, BOOT)
     first.give_back(is_stopped=False)
     lease.take(str(tmp_path), locked, BOOT)
+
+
+def test_a_start_that_waits_goes_on_when_the_owner_gives_its_lease_back(
+    tmp_path: Path, locked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "SETTLE_S", 0.0)
+    monkeypatch.setattr(lease, "_wait_s", lambda *_: 60.0)
+    first = lease.take(str(tmp_path), locked, BOOT)
+    first.begin()
+    looks: list[float] = []
+
+    def give_back(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            first.give_back(is_stopped=True)
+
+    monkeypatch.setattr(lease.time, "sleep", give_back)
+    second = lease.take(str(tmp_path), locked, BOOT)
+    assert looks == [lease.LOOK_S, lease.LOOK_S, 0.0]
+    assert (second.believed, second.is_orderly) == (first.generation, True)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_start_without_room_for_its_lease_goes_on_believes_nothing_and_writes_it_later(
+    tmp_path: Path,
+    locked: int,
+    waits: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    was_there: bool,
+    code: int,
+) -> None:
+    if was_there:
+        first = lease.take(str(tmp_path), locked, BOOT)
+        first.begin()
+        first.give_back(is_stopped=True)
+    real = lease._write
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(lease, "_write", refused)
+    monkeypatch.setattr(lease, "RENEW_S", 0.01)
+    second = lease.take(str(tmp_path), locked, BOOT)
+    assert (second.believed, second.is_orderly) == (0, False)
+    second.begin()
+    second.require()
+    assert lease.read(str(tmp_path)) is None, "a record of an earlier start would vouch for what this one writes"
+    assert "lease cannot be written" in caplog.text
+    monkeypatch.setattr(lease, "_write", real)
+    second.keep(lambda: None)
+
+    def generation() -> int:
+        record = lease.read(str(tmp_path))
+        return record.written.generation if record is not None and record.written is not None else 0
+
+    wait_until(lambda: generation() == second.generation, "the record is written")
+    second.give_back(is_stopped=True)
+    assert lease.take(str(tmp_path), locked, BOOT).believed == second.generation
+
+
+def test_a_lease_that_cannot_be_written_for_another_reason_is_refused(
+    tmp_path: Path, locked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(lease, "_write", refused)
+    with pytest.raises(SetupError, match="cannot write"):
+        lease.take(str(tmp_path), locked, BOOT)
 
 
 def test_an_owner_whose_lease_was_taken_hears_of_it_and_writes_no_more(

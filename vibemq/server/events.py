@@ -53,6 +53,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "%s: this one ends at once with exit code %d, and syncs nothing",
         "the lease is not given back: %s",
     ),
+    "lease_not_written": ("%s cannot be written: %s; the start goes on, since consuming makes room",),
     "lease_not_renewed": (
         "the lease in %s is not renewed: %s",
         "the lease in %s is not given back: %s",

@@ -14,6 +14,7 @@ in a snapshot, are recovered as after a restart of the machine (csrc/log/recover
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -44,6 +45,7 @@ LAST_RENEWAL_S = 5.0
 SETTLE_S = 0.25
 _RECORD_BYTES = 1024  # one write of one block
 _FORMAT = 1
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 #: File systems that only one machine mounts: the owner of a lease of another boot is dead.
 LOCAL = frozenset(
     ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
@@ -157,7 +159,10 @@ class Lease:
         return self.believed != 0
 
     def begin(self) -> None:
-        """Record this start's generation, before any write into streams.  Raises SetupError."""
+        """Record this start's generation, before any write into streams.  Raises SetupError.
+
+        Without room a renewal records it.  Until then a next start believes no stream.
+        """
         owner = self.owner
         written = Written(self.generation, owner.boot, owner.device, owner.inode, self.mount, is_stopped=False)
         self._store(written)
@@ -227,13 +232,25 @@ class Lease:
         except (OSError, SetupError) as problem:
             log.warning("the lease in %s is not given back: %s", self.path, problem)
 
-    def _store(self, written: Written | None) -> None:
+    def _store(self, written: Written | None) -> bool:
+        """Write the record; False: there is no room, so no record is left, and the next start believes no stream."""
         try:
             with self._writes:
                 self._record = replace(self._record, written=written)
                 _write(self.path, self._record, sync=True)
+            return True
+        except OSError as problem:
+            if problem.errno not in _NO_ROOM:
+                raise _failed(self.path, "write", problem) from None
+            said = "%s cannot be written: %s; the start goes on, since consuming makes room"
+            log.warning(said, f"{self.path}/{FILE}", problem.strerror)
+        try:
+            os.unlink(f"{self.path}/{FILE}")
+        except FileNotFoundError:
+            pass
         except OSError as problem:
             raise _failed(self.path, "write", problem) from None
+        return False
 
 
 def take(path: str, lock_fd: int, boot: str) -> Lease:
@@ -248,7 +265,7 @@ def take(path: str, lock_fd: int, boot: str) -> Lease:
     )  # fmt: skip
     mount = mount_id(lock_fd)
     found = read(path) or Record()
-    waited_s = _wait_for_owner(path, found, mine, lock_fd)
+    waited_s, found = _wait_for_owner(path, found, mine, lock_fd)
     written, believed = found.written, 0
     if written is not None and written.boot == boot:
         here = written.device, written.inode, written.mount
@@ -257,18 +274,22 @@ def take(path: str, lock_fd: int, boot: str) -> Lease:
     is_orderly = written is not None and written.is_stopped
     is_moved = written is not None and written.boot == boot and not believed
     lease = Lease(path, mine, believed, mount, is_orderly=is_orderly, is_moved=is_moved)
-    lease._store(written)
+    if not lease._store(written):
+        lease.believed, lease.is_orderly = 0, False
     if waited_s:
         time.sleep(SETTLE_S)
     lease.require()
     return lease
 
 
-def _wait_for_owner(path: str, found: Record, mine: Owner, lock_fd: int) -> float:
-    """Wait for a renewal; return the seconds without one.  Raises AlreadyRunning after a renewal."""
+def _wait_for_owner(path: str, found: Record, mine: Owner, lock_fd: int) -> tuple[float, Record]:
+    """Wait for a renewal or the end of the owner; return the seconds to wait, and the record that is there then.
+
+    Raises AlreadyRunning after a renewal.
+    """
     owner = found.owner
     if owner is None or (wait_s := _wait_s(owner, mine, lock_fd)) == 0.0:
-        return 0.0
+        return 0.0, found
     said = (
         "%s: the broker with pid %d on %s did not give its lease back, and the lock does not tell whether it has the "
         "directory through another mount; waiting %g s for it to renew the lease"
@@ -278,9 +299,13 @@ def _wait_for_owner(path: str, found: Record, mine: Owner, lock_fd: int) -> floa
     while time.monotonic() < deadline_s:
         time.sleep(LOOK_S)
         now = read(path)
-        if now is not None and (now.owner, now.renewals) != (owner, found.renewals):
+        if now is None:
+            continue
+        if now.owner is None:
+            return wait_s, now  # given back meanwhile
+        if (now.owner, now.renewals) != (owner, found.renewals):
             raise _is_used(path, now.owner)
-    return wait_s
+    return wait_s, found
 
 
 def _wait_s(owner: Owner, mine: Owner, lock_fd: int) -> float:
