@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from http_caller import STREAM, Http
 from other_boot import begin_in_another_boot, write_in_another_boot
+from peers.queues import Command, QueuePeer
 from running import Running, broker, wait_until, written
 from staging import begun, entries, rows
 from wrong_clock import DAY_S, HOUR_S, Clock
@@ -18,8 +19,13 @@ from wrong_clock import DAY_S, HOUR_S, Clock
 import vibemq.client
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.streams.spec import TransactionState as State
+from vibemq.storage.members import MemberTable
 
 YEARS_S = 80 * 365 * DAY_S
+FAN_OUT_WITH_ACK = 1
+CLOCK_GRACE_S = 8
+# In the file of a queue's members: a record, and in it the boot of the moment when the member went away.
+RECORD_BYTES, STAMP_BOOT_AT = 1024, 52
 SMALL = {"x-stream-max-segment-size-bytes": 4096}
 
 
@@ -136,6 +142,34 @@ def test_a_synchronised_clock_is_believed_at_once_where_the_last_known_time_is_l
         clock.jump(3 * DAY_S)
         wait_until(lambda: metric(http, "clock_steps_total") == 2, "the step was seen")
         assert metric(http, "clock_believed") == 0
+
+
+def test_the_time_to_live_of_an_absent_subscriber_counts_over_reboots_once_the_clock_is_believed(tmp_path, clock):
+    folder = tmp_path / "data"
+    with serving(folder, clock) as running, QueuePeer(running) as peer, QueuePeer(running) as audit:
+        peer.create("q", mode=FAN_OUT_WITH_ACK)
+        peer.subscribe("q")
+        headers = {"vibemq-subscriber": "audit", "vibemq-subscriber-ttl": "600"}
+        audit.ask(Command.SUBSCRIBE, queue="q", headers=headers)
+        audit.unsubscribe("q")
+        peer.publish("q", "kept for the one who is away")
+        peer.ack(*peer.take(1))
+        peer.unsubscribe("q")
+        peer.await_counts("q", 1)
+    in_another_boot(folder)
+    [members] = (folder / "streams").glob("*/members")
+    table = MemberTable(str(members.parent), False)
+    [away] = [record.index for record in table.all() if record.name == "audit"]
+    with open(members, "r+b") as file:
+        file.seek(away * RECORD_BYTES + STAMP_BOOT_AT)
+        file.write(bytes(4))
+    table._seal(away)
+    clock.jump(HOUR_S)
+    flags = ("--set", f"retention.clock_grace_s={CLOCK_GRACE_S}", "--set", "queues.member_grace_s=1")
+    with serving(folder, clock, *flags) as running, QueuePeer(running) as peer:
+        assert peer.info("q")["messageCount"] == 1
+        assert metric(Http(running), "clock_believed") == 0
+        wait_until(lambda: peer.info("q")["messageCount"] == 0, "its time was over long ago")
 
 
 def test_a_clock_that_is_set_while_the_broker_runs_removes_nothing(tmp_path, clock, capfd):

@@ -14,6 +14,8 @@ CONNECTIONS, MESSAGES = 700, 200
 TIMEOUT_MS = 1000
 PAUSE_S = 2.5  # longer than each timeout here
 LATER_S = 1.5
+LATE_TURN_S = 0.7
+ALWAYS_LATE_S = 60  # twice what is allowed
 TICK_S = 0.6
 FAN_OUT_WITH_ACK = 1
 NEVER_HANGS = ("--set", "server.worker_hang_s=0")
@@ -107,6 +109,24 @@ def test_a_client_that_pinged_during_a_pause_was_not_silent(tmp_path, stack):
         for peer in peers:
             peer.answer(b"during")
             peer.ping()
+
+
+def test_timeouts_go_on_in_a_worker_whose_turns_are_always_late(tmp_path, stack, capfd):
+    with broker(tmp_path, *NEVER_HANGS, workers=1) as running:
+        peer = stack.enter_context(QueuePeer(running))
+        peer.create("q", ackTimeoutMs=TIMEOUT_MS, maxRetryAttempts=1, enableDeadLetterQueue=True, backoffMs=0)
+        peer.subscribe("q")
+        peer.publish("q", 1)
+        peer.take(1)
+        (pid,) = running.worker_pids()
+        began = time.monotonic()
+        while "timeouts go on" not in written(capfd):
+            assert time.monotonic() < began + ALWAYS_LATE_S
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(LATE_TURN_S)
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.03)
+        wait_until(lambda: dead_letters(peer) == 1, "a dead letter")
 
 
 def test_a_silent_client_and_an_unacknowledged_message_are_found_after_a_pause_as_before(tmp_path, stack, capfd):

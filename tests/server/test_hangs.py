@@ -2,14 +2,21 @@
 """Which silence of a worker is a hang.  With clients it is shown in tests/interop/streams/test_client_restarts.py."""
 
 import signal
+import struct
+import time
 
 import pytest
 from supervisor_harness import wait_until
 
 from vibemq.server import hangs
 from vibemq.server.hangs import GRACE_S, LOOK_S, Beats, HangWatch
+from vibemq.server.slow_calls import SlowCallWatch
+from vibemq.storage.calls import KINDS, Calls, shared
 
 MOST_S = 10.0
+# `struct calls` of csrc/base/calls.h: 64 entries, two words for each kind and four more come before `replaced`.
+CALL_BYTES = 256
+REPLACED_AT = 64 * CALL_BYTES + (2 * len(KINDS) + 4) * 8
 
 
 class World:
@@ -66,6 +73,25 @@ def test_who_waits_for_the_disk_or_is_debugged_is_left_alone(world):
 def test_a_worker_in_a_slow_file_system_call_is_left_alone_in_any_state(world):
     world.watch = HangWatch(world.beats, MOST_S, world.now_s, waits_for_disk=lambda index: index == 1)
     assert {found for found in world.looks(10 * MOST_S, beating=[0]) if found is not None} == set()
+
+
+@pytest.mark.parametrize(
+    ("in_a_call", "is_replaced", "waits"),
+    [
+        ([0], False, True),
+        ([1], False, False),  # a helper's
+        ([0], True, False),  # the loop has gone on without that thread
+        ([0, 1], True, True),  # and the one that runs it now waits as well
+    ],
+)
+def test_a_slow_call_of_the_thread_that_runs_the_loop_counts(in_a_call, is_replaced, waits):
+    memory = shared(1)
+    for entry in in_a_call:
+        since_ms = time.monotonic_ns() // 1_000_000 - 10_000
+        struct.pack_into("=IIq", memory, entry * CALL_BYTES, KINDS.index("open"), 1, since_ms)
+    struct.pack_into("=I", memory, REPLACED_AT, is_replaced)
+    watch = SlowCallWatch({"worker 0": Calls(memory, 0)}, 0.0)
+    assert watch.waits_for_disk("worker 0") == waits
 
 
 def test_who_gets_no_processor_is_left_alone(world):

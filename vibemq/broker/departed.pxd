@@ -19,6 +19,7 @@ cdef class Departed:
     cdef uint64_t away_low            # the lowest offset that one is owed
     cdef uint64_t open_departed       # departed() of those whose copies reach beyond `next`
     cdef uint64_t closed_count        # the highest number of copies of one of the others
+    cdef dict unaged                  # Members of `away` -> since when (ms, stamp), while that gives no age
     cdef list lapsed                  # Members after the end of their time; their copies leave the queue now
     cdef dict unjoined                # record -> MemberRecord of members that no worker has reported to a new home yet
     cdef Member shed_by_limit         # in `lapsed`: copies that a length limit drops
@@ -51,6 +52,7 @@ cdef class Departed:
     cdef uint64_t departed(self, uint64_t departed, uint64_t next) except? 0
     cdef uint64_t cut(self, uint64_t below) except? 0
     cdef int end_some(self, Backlog of, int64_t now_ms) except -1
+    cdef int _age(self, int64_t now_ms) except -1
     cdef int _end(self, Member gone) except -1
     cdef int _store(self, Member gone) except -1
     cdef int _tell(self) except -1

@@ -44,12 +44,14 @@ cdef enum:
     RANGES_KEPT_MAX = 1024
     # Entries that are inspected for one vanished member, some milliseconds: later ones are redelivered.
     LOOKED_AT_MAX = 1_048_576
+    AGE_LOOK_MS = 2000       # how often to ask whether the wall clock is believed by now
 
 
 cdef class Departed:
     def __init__(self, Queue queue, uint64_t base, uint64_t next):
         """`next`: the home's. Members in the table that no worker has reported are processed in `taken_over`."""
         self.queue, self.away, self.lapsed, self.unjoined, self.due_ms = queue, {}, [], {}, NEVER
+        self.unaged = {}
         self.by_record, self.by_name, self.unnamed, self.short_lived, self.were_alone = {}, {}, {}, {}, []
         if queue.members is None:
             try:
@@ -78,10 +80,13 @@ cdef class Departed:
             damaged.say(self.queue.key, "queue %s: the record of an absent member is damaged, so all messages from %d "
                         "on are delivered to it again", self.queue.name, base)
             gone.copies, gone.owed, gone.skip_below = deque([(base, end)]), deque(), 0
-        away_ms = clock.age_ms(record.since_ms, record.since_stamp) or 0  # not known: its time begins anew
-        gone.due_ms = self.queue.table.now_ms + max(self._grace_ms(None), gone.ttl_ms - away_ms)
+        away_ms = clock.age_ms(record.since_ms, record.since_stamp)
+        gone.due_ms = self.queue.table.now_ms + max(self._grace_ms(None), gone.ttl_ms - (away_ms or 0))
         self._put(gone)
         self.due_ms = min(self.due_ms, gone.due_ms)
+        if away_ms is None and gone.ttl_ms:  # its time begins anew, until the clock is believed
+            self.unaged[gone] = record.since_ms, record.since_stamp
+            self.due_ms = min(self.due_ms, self.queue.table.now_ms + AGE_LOOK_MS)
 
     cdef int64_t _due_ms(self, Member gone):
         if gone.died and not gone.subscriber:
@@ -116,6 +121,7 @@ cdef class Departed:
             return 0
         del self.away[gone]
         self.is_summed = False
+        self.unaged.pop(gone, None)
         self.unnamed.pop(gone, None)
         self.short_lived.pop(gone, None)
         if gone.record and self.by_record.get(gone.record) is gone:
@@ -504,6 +510,8 @@ cdef class Departed:
         if now_ms < self.due_ms:
             return 0
         self.due_ms = NEVER
+        if self.unaged:
+            self._age(now_ms)
         for gone in list(self.away):
             due_ms = self._due_ms(gone)
             if due_ms > now_ms:
@@ -515,6 +523,18 @@ cdef class Departed:
             else:
                 gone.died = False  # no early one is there
                 self.due_ms = min(self.due_ms, gone.due_ms)
+        return 0
+
+    cdef int _age(self, int64_t now_ms) except -1:
+        """Once the clock is believed, count the time that members were away before this home began."""
+        cdef Member gone
+        if not clock.is_believed():
+            self.due_ms = now_ms + AGE_LOOK_MS
+            return 0
+        for gone, since in self.unaged.items():
+            away_ms = clock.age_ms(*since) or 0  # not known: the clock was set back
+            gone.due_ms = min(gone.due_ms, now_ms + max(self._grace_ms(None), gone.ttl_ms - away_ms))
+        self.unaged = {}
         return 0
 
     cdef int _end(self, Member gone) except -1:

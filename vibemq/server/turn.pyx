@@ -50,6 +50,7 @@ cdef enum:
     LATE_MS = 500            # a loop that comes back later than this was paused; deadlines are in seconds
     GRACE_MS = 1000          # for peers after a pause, see above
     CATCH_UP_MS_MAX = 10_000 # then deadlines go on: a worker is stuck, or this one is always late
+    BEHIND_MS_MAX = 30_000   # so they do where turn after turn is late: the longest pause does not count, the others do
     CATCH_UP_LOOK_MS = 10    # how often to ask whether the other workers have read theirs
     # Reads of one socket that is never empty: one takes up to 512 KiB, and the kernel holds 6 MiB of it (tcp_rmem).
     READS_MAX = 16
@@ -90,6 +91,7 @@ cdef class Loop:
     cdef bint others_heard           # before this turn's wait began, the other workers had read theirs
     cdef int waits                   # of those in a row that reported as many descriptors as one wait can
     cdef int64_t paused_ms, resumed_ms, late_ms  # length and end of the last pause, end of the first since `behind`
+    cdef int64_t behind_ms           # when the first pause since `behind` began
     cdef int64_t read_ms             # all input of this worker's sockets that had come by then has been read
     cdef object says_paused, says_behind, says_memory
     cdef object says_full            # OnceAMinute: each that ends lets one in, and it is full again
@@ -244,6 +246,7 @@ cdef class Loop:
         if away_ms > timeout_ms + LATE_MS and not is_first:
             if not self.behind:
                 self.behind, self.late_ms, self.paused_ms = True, now_ms - away_ms, 0
+                self.behind_ms = self.late_ms
             self.late_ms += away_ms  # the time in which this worker did not run is not part of the wait
             self.paused_ms = max(self.paused_ms, away_ms)
             self.resumed_ms, self.drained, self.others_heard, self.waits = now_ms, False, False, 0
@@ -254,12 +257,13 @@ cdef class Loop:
         elif n == READY_MAX and self.waits < self._waits_for_all():
             self.waits += 1  # epoll reports each ready descriptor before any for the second time
             return 0
-        if self.behind and now_ms - self.late_ms < CATCH_UP_MS_MAX:
+        away_ms = now_ms - self.behind_ms - self.paused_ms
+        if self.behind and now_ms - self.late_ms < CATCH_UP_MS_MAX and away_ms < BEHIND_MS_MAX:
             return 0
         if self.behind:
             self.behind = False
             self.says_behind.say("", "this worker was paused for %.1f s; %d s later not all input has been read, but "
-                                 "timeouts go on", self.paused_ms / 1000, CATCH_UP_MS_MAX // 1000)
+                                 "timeouts go on", self.paused_ms / 1000, away_ms // 1000)
         self.waits = 0
         self.queues.heard_ms = self.read_ms = now_ms
         return 0

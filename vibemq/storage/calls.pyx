@@ -21,7 +21,7 @@ class Call(NamedTuple):
     kind: str
     path: str
     seconds: float  # that it took, or has taken so far
-    is_loops: bool  # of the thread that runs the loop of a worker
+    is_loops: bool  # of the thread that runs the loop of a worker, or maybe of it
 
     def __str__(self) -> str:
         return f"{_WORDS[self.kind]} {self.path}"
@@ -65,7 +65,9 @@ cdef class Calls:
         """Those that have run for longer."""
         cdef call_seen seen[64]
         cdef uint32_t count = calls_running(self.raw, <int64_t> (seconds * 1000), seen, CALLS_ENTRIES)
-        return [_call(&seen[i], not self.raw.replaced) for i in range(count)]
+        cdef bint replaced = self.raw.replaced
+        # While the first thread is replaced, nobody notes which of the others is the loop: each of them counts.
+        return [_call(&seen[i], (seen[i].entry == 0) != replaced) for i in range(count)]
 
     def take_ended(self) -> Call | None:
         """The slowest one that ended since the last call of this; for one process."""
@@ -83,5 +85,5 @@ cdef class Calls:
         return calls_slowest_ms(self.raw) / 1000
 
 
-cdef object _call(const call_seen *seen, bint is_first_loops):
-    return Call(KINDS[seen.kind], os.fsdecode(seen.path), seen.ms / 1000, is_first_loops and seen.entry == 0)
+cdef object _call(const call_seen *seen, bint is_loops):
+    return Call(KINDS[seen.kind], os.fsdecode(seen.path), seen.ms / 1000, is_loops)
