@@ -25,9 +25,10 @@ struct clock_page *clock_shared(void) { return page; }
 bool clock_is_believed(void)
 {
     if (!page) return true;
-    int64_t boot = sys->boot_ms();
+    int64_t wall = sys->now_ms(), boot = sys->boot_ms();
+    /* The supervisor writes them the other way round: who finds the offset after a step finds what is held for it, too. */
+    int64_t moved = wall - boot - atomic_load_explicit(&page->offset_ms, memory_order_acquire);
     if (boot < atomic_load_explicit(&page->held_until_ms, memory_order_relaxed)) return false;
-    int64_t moved = sys->now_ms() - boot - atomic_load_explicit(&page->offset_ms, memory_order_relaxed);
     return moved <= CLOCK_STEP_MS && moved >= -CLOCK_STEP_MS;
 }
 

@@ -112,8 +112,9 @@ def share():
 
 def publish(int64_t offset_ms, int64_t held_until_ms):
     """By the supervisor alone."""
-    clock_shared().offset_ms = offset_ms
+    # In this order, both atomic: who finds the offset after a step finds what is held for it, too (clock_is_believed).
     clock_shared().held_until_ms = held_until_ms
+    clock_shared().offset_ms = offset_ms
 
 
 def note_step(int64_t step_ms):
