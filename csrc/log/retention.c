@@ -30,13 +30,21 @@ struct now {
     bool is_believed; /* clock_is_believed */
 };
 
-static struct now now_read(void)
-{
-    return (struct now){sys->now_ms(), sys->boot_ms(), segment_boot(), clock_is_believed()};
-}
-
 /* Headers have whole seconds since boot. */
 #define STAMP_MS INT64_C(1000)
+
+/* 2025-01-01 UTC.  The software is younger: a time before it comes from a clock that had not been set, and says nothing. */
+#define EARLIEST_MS INT64_C(1735689600000)
+
+static struct now now_read(void)
+{
+    struct now now = {.wall_ms = sys->now_ms(), .boot_ms = sys->boot_ms(), .boot = segment_boot()};
+    now.is_believed = clock_is_believed();
+    /* What was judged is another clock if it was set in between. */
+    int64_t set_ms = sys->now_ms() - sys->boot_ms() - (now.wall_ms - now.boot_ms);
+    if (set_ms < -STAMP_MS || set_ms > STAMP_MS) now.is_believed = false;
+    return now;
+}
 
 static bool is_of_boot(const struct now *now, const struct segment_header *h)
 {
@@ -44,12 +52,12 @@ static bool is_of_boot(const struct now *now, const struct segment_header *h)
 }
 
 /* How long ago was the segment begun?  In its boot by the time since boot, which nobody can set; after another one by the
- * wall clock.  False: the wall clock is not believed now, or was ahead when the segment was begun. */
+ * wall clock.  False: the wall clock is not believed now, or was ahead, or not set, when the segment was begun. */
 static bool since_begun(const struct now *now, const struct segment_header *h, int64_t *ms)
 {
     int64_t by_wall = now->wall_ms - h->created_ms;
     *ms = by_wall;
-    if (!is_of_boot(now, h)) return now->is_believed && by_wall >= 0;
+    if (!is_of_boot(now, h)) return now->is_believed && by_wall >= 0 && h->created_ms >= EARLIEST_MS;
     int64_t by_boot = now->boot_ms - (int64_t)h->boot_s * 1000;
     /* The same but for the seconds' fractions: the wall clock was not set meanwhile, and knows the milliseconds. */
     if (by_wall < by_boot - STAMP_MS || by_wall > by_boot + 2 * STAMP_MS) *ms = by_boot;
@@ -80,19 +88,20 @@ static bool newest_time(const struct log *l, const struct segment_list *list, ui
     return e == OK;
 }
 
-/* How long the newest chunk of segment `i`, which was closed `since_ms` ago when `next` was begun, had been the newest then.  0
- * where its time does not lie between the beginnings of both: the wall clock was set meanwhile. */
-static int64_t idle_at_close(const struct log *l, const struct segment_list *list, uint32_t i, const struct now *now,
-                             const struct segment_header *next, int64_t since_ms, int64_t newest_ms)
+/* Wall clock less time since boot when the segment was begun: up to a second less than it was. */
+static int64_t offset_at(const struct segment_header *h) { return h->created_ms - (int64_t)h->boot_s * 1000; }
+
+/* How long the newest chunk of segment `i`, which was closed when `next` was begun, had been the newest then.  0 where that is
+ * not known: the beginnings of both are of two boots, or the wall clock was set in between. */
+static int64_t idle_at_close(const struct log *l, const struct segment_list *list, uint32_t i,
+                             const struct segment_header *next, int64_t newest_ms)
 {
-    struct segment_header begun = {.created_ms = INT64_MIN / 2};
-    if (!list->cold[i] && segment_header_load(l->directory, list->first[i], &begun, NULL)) return 0;
-    bool is_boots_last = is_of_boot(now, next) && !is_of_boot(now, &begun);
-    if (is_boots_last && !now->is_believed) return 0; /* the wall clocks of two boots */
-    /* By the wall clock of now, if only this boot knows when that was. */
-    int64_t closed_ms = is_boots_last ? now->wall_ms - since_ms : next->created_ms;
-    int64_t idle = closed_ms - newest_ms, most = closed_ms - begun.created_ms;
-    if (is_of_boot(now, &begun)) most = ((int64_t)next->boot_s - begun.boot_s) * 1000 + STAMP_MS;
+    struct segment_header begun;
+    if (list->cold[i] || segment_header_load(l->directory, list->first[i], &begun, NULL)) return 0;
+    if (begun.boot == 0 || begun.boot != next->boot) return 0;
+    int64_t set_ms = offset_at(next) - offset_at(&begun);
+    if (set_ms < -2 * STAMP_MS || set_ms > 2 * STAMP_MS) return 0;
+    int64_t idle = next->created_ms - newest_ms, most = ((int64_t)next->boot_s - begun.boot_s) * 1000 + STAMP_MS;
     return idle >= 0 && idle <= most ? idle : 0;
 }
 
@@ -104,11 +113,11 @@ static bool segment_age(const struct log *l, const struct segment_list *list, ui
     bool has_newest = newest_time(l, list, i, &newest);
     if (!list->cold[i + 1] && segment_header_load(l->directory, list->first[i + 1], &next, NULL) == OK) {
         if (!since_begun(now, &next, ms)) return false;
-        if (has_newest) *ms += idle_at_close(l, list, i, now, &next, *ms, newest);
+        if (has_newest) *ms += idle_at_close(l, list, i, &next, newest);
         return true;
     }
     *ms = now->wall_ms - newest;
-    return has_newest && now->is_believed && *ms >= 0;
+    return has_newest && now->is_believed && *ms >= 0 && newest >= EARLIEST_MS;
 }
 
 /* The first segment from `from` on that is not older.  Segments were closed one after the other, so the ages are checked against
@@ -255,41 +264,65 @@ err retention_drop_before(struct log *l, uint64_t offset, struct retention_repor
     return drop_oldest(l, list, drop, out, f);
 }
 
-/* Messages of a segment that were written before this time by the wall clock of then are older than `age_ms`.  False: not
- * known now. */
-static bool older_before(const struct now *now, const struct segment_header *h, int64_t age_ms, int64_t *time_ms)
+/* Messages of a segment that were written before this time by the wall clock of then are older than `age_ms`.  False: none is
+ * known to be.  `next` is what the segment was closed for; NULL: it is open, or that is not known. */
+static bool older_before(const struct now *now, const struct segment_header *h, const struct segment_header *next,
+                         int64_t age_ms, int64_t *time_ms)
 {
-    /* By how much the wall clock was set since the segment was begun. */
-    int64_t set_ms = now->wall_ms - now->boot_ms - (h->created_ms - (int64_t)h->boot_s * 1000);
     *time_ms = now->wall_ms - age_ms;
     if (!is_of_boot(now, h)) return now->is_believed;
-    if (set_ms < -STAMP_MS || set_ms > 2 * STAMP_MS) *time_ms -= set_ms;
+    /* None is older than its segment. */
+    if (now->boot_ms - (int64_t)h->boot_s * 1000 + STAMP_MS <= age_ms) return false;
+    /* By how much the wall clock was set forward since.  If it was set back, nobody knows which messages were written before:
+     * they count as written after, since none may look older than it is. */
+    int64_t offset_ms = offset_at(h);
+    if (next && offset_at(next) < offset_ms) offset_ms = offset_at(next);
+    int64_t set_ms = now->wall_ms - now->boot_ms - offset_ms;
+    if (set_ms > 2 * STAMP_MS) *time_ms -= set_ms;
     return true;
+}
+
+/* May a chunk have been written in this boot, before the wall clock was set forward, and be younger than it looks? */
+static bool is_before_step(const struct now *now, int64_t timestamp_ms, int64_t older_ms)
+{
+    struct clock_page *page = clock_shared();
+    if (!page || page->steps == 0 || page->step_ms <= 0) return false;
+    int64_t boot_began_ms = now->wall_ms - now->boot_ms - page->step_ms; /* by the clock before the step */
+    return timestamp_ms >= boot_began_ms - CLOCK_STEP_MS &&
+           timestamp_ms <= boot_began_ms + page->stepped_ms + CLOCK_STEP_MS && timestamp_ms + page->step_ms >= older_ms;
 }
 
 /* The end of the messages in segment `i` that are older; its first offset where none is known to be. */
 static uint64_t older_end(const struct log *l, const struct segment_list *list, uint32_t i, const struct commit *c,
                           const struct now *now, int64_t age_ms)
 {
-    struct segment_header h;
+    struct segment_header h, next;
     struct index_record r;
     struct stub stub;
     struct chunk found;
-    int64_t time_ms;
+    int64_t time_ms, since_ms;
     uint64_t first = list->first[i];
     if (list->cold[i]) {
         bool is_old = now->is_believed && stub_read(l->directory, first, &stub, NULL) == OK &&
-                      stub.newest_ms < now->wall_ms - age_ms;
+                      stub.newest_ms >= EARLIEST_MS && stub.newest_ms < now->wall_ms - age_ms;
         return is_old ? stub.next : first;
     }
-    if (segment_header_load(l->directory, first, &h, NULL) || !older_before(now, &h, age_ms, &time_ms)) return first;
+    /* All are older than the next segment, whatever the wall clock did. */
+    bool has_next = i + 1 < list->count && !list->cold[i + 1] &&
+                    segment_header_load(l->directory, list->first[i + 1], &next, NULL) == OK && is_of_boot(now, &next);
+    if (has_next && since_begun(now, &next, &since_ms) && since_ms > age_ms) return list->first[i + 1];
+    if (segment_header_load(l->directory, first, &h, NULL)) return first;
+    if (!older_before(now, &h, has_next ? &next : NULL, age_ms, &time_ms)) return first;
     struct scan s = {.fd = -1, .seed = h.seed, .segment = first, .directory = l->directory};
     uint64_t count = first == c->segment ? c->chunks : UINT64_MAX;
     if (index_find(&s, count, INDEX_BY_TIMESTAMP, time_ms, true, &r, NULL)) return first;
     if (scan_open(&s, l->directory, first, first == c->segment ? c->position : list->bytes[i], NULL)) return first;
     err e = scan_header(&s, r.position, &found, NULL);
     file_close(&s.fd);
-    return e || found.chunk_id != r.chunk_id || found.timestamp_ms >= time_ms ? first : found.chunk_id + found.records;
+    if (e || found.chunk_id != r.chunk_id || found.timestamp_ms >= time_ms) return first;
+    if (!is_of_boot(now, &h) && found.timestamp_ms < EARLIEST_MS) return first;
+    bool is_by_wall = time_ms == now->wall_ms - age_ms;
+    return is_by_wall && is_before_step(now, found.timestamp_ms, time_ms) ? first : found.chunk_id + found.records;
 }
 
 err retention_older(struct log *l, uint64_t from, int64_t age_ms, uint64_t *end, struct fault *f)

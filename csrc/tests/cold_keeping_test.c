@@ -4,7 +4,10 @@
  */
 #include "cold_help.h"
 
-/* Twenty segments of twenty messages, 100 ms for each ten from 1000 on; publisher "p" has sent one for each. */
+/* Retention takes no time before the software existed for an age. */
+#define BEGUN_MS INT64_C(1770000000000)
+
+/* Twenty segments of twenty messages, 100 ms for each ten; publisher "p" has sent one for each. */
 static struct log *make_log(const struct log_options *options)
 {
     struct log_options o = *options;
@@ -14,7 +17,7 @@ static struct log *make_log(const struct log_options *options)
     help_use_clock();
     batch_init(&b, NULL);
     for (int i = 0; i < 40; i++) {
-        help_clock_ms = 1000 + 100 * i;
+        help_clock_ms = BEGUN_MS + 100 * i;
         for (int k = 0; k < 10; k++) {
             char text[300];
             memset(text, '.', sizeof text);
@@ -234,12 +237,12 @@ TEST(a_log_is_there_again_from_its_stubs_alone)
         cold_all_up(l, 0);
         log_close(l);
         lose_all_but_stubs(true, with_indexes);
-        help_clock_ms = 5; /* a clock that is wrong does not turn the log back */
+        help_clock_ms = BEGUN_MS - 1000; /* a clock that is wrong does not turn the log back */
         l = recovered();
         control_committed(log_control(l), &c);
         EXPECT_EQ(380, c.segment);
         EXPECT_EQ(380, c.next_offset);
-        EXPECT_EQ(4700, c.timestamp_ms);
+        EXPECT_EQ(BEGUN_MS + 3700, c.timestamp_ms);
         EXPECT_EQ(380, published(l));
         EXPECT_EQ(2, log_control(l)->epoch);
         EXPECT_EQ(0, atomic_load(&log_control(l)->first_offset));
@@ -251,7 +254,7 @@ TEST(a_log_is_there_again_from_its_stubs_alone)
         reader_close(&r);
         EXPECT_EQ(380, append_one(l));
         control_committed(log_control(l), &c);
-        EXPECT_EQ(4700, c.timestamp_ms);
+        EXPECT_EQ(BEGUN_MS + 3700, c.timestamp_ms);
         cold_end(l);
     }
 }
