@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "../base/bytes.h"
+#include "../base/calls.h"
 #include "../base/crc32.h"
 #include "../base/file.h"
 #include "../base/grow.h"
@@ -223,8 +224,12 @@ static err lock(struct offsets *o, bool create, struct fault *f)
         e = file_open(o->path, O_RDWR | (create ? O_CREAT : 0), &o->fd, f);
     }
     if (e) return e;
-    while (sys->flock(o->fd, LOCK_EX) < 0)
-        if (errno != EINTR) return fault_from_errno(f, o->path, 0, 0, 0);
+    struct call *noted = call_begin(CALL_LOCK, o->path);
+    int locked;
+    do locked = sys->flock(o->fd, LOCK_EX);
+    while (locked < 0 && errno == EINTR);
+    call_end(noted);
+    if (locked < 0) return fault_from_errno(f, o->path, 0, 0, 0);
     e = look(o, f);
     if (e) sys->flock(o->fd, LOCK_UN);
     return e;

@@ -17,7 +17,7 @@ import pytest
 from admin.http_caller import Http
 from held_disk import HeldDisk
 from peers.queues import QueuePeer
-from peers.streams import Peer, connected, on_every_worker, server_of
+from peers.streams import Peer, connected, on_every_worker, publish_frame, server_of
 from running import ENVIRONMENT, Running, broker, wait_until, written
 
 from vibemq.protocols.streams.spec import RESPONSE_BIT, Code, Key
@@ -279,6 +279,32 @@ def test_what_waits_for_the_disk_is_stored_though_its_publisher_leaves(
         reader.subscribe(DISK_STREAM, credit=10)
         data = b"".join(bytes(reader.chunk().data) for _ in range(4))
     assert data.index(b"waits in a helper thread") < data.index(b"in the next batch")
+
+
+def test_each_message_of_a_batch_with_duplicates_is_confirmed_once(disk: HeldDisk, tmp_path: Path, stack: ExitStack):
+    """The batch with the duplicates waits in a helper thread while the next one is filled."""
+    folder = tmp_path / "data"
+    _, publisher = stalled_again(folder, disk, stack)
+    disk.unstall()
+    assert publisher.confirmed(1) == [3]
+    for number, reference in ((1, "first"), (2, "second")):
+        publisher.declare(DISK_STREAM, number, reference)
+        publisher.publish([(at, b"kept") for at in range(1, 51)], number)
+        publisher.confirmed(50, number)
+    disk.stall(log_of(folder, DISK_STREAM))
+    before = len(disk.calls())
+    # "second" is the second name of the first batch, and the first of the next one.
+    publisher.send(*(publish_frame([(at, b"again") for at in range(1, 101)], number) for number in (1, 2)))
+    wait_until(lambda: len(disk.calls()) > before, "a stalled write")
+    publisher.send(publish_frame([(at, b"next") for at in range(101, 111)], 2))
+    publisher.ask(Key.METADATA, streams=[])
+    disk.unstall()
+    confirmed: dict[int, list[int]] = {1: [], 2: []}
+    while sum(map(len, confirmed.values())) < 210:
+        frame = publisher.expect(Key.PUBLISH_CONFIRM)
+        confirmed[frame.publisher_id] += frame.publishing_ids
+    assert sorted(confirmed[1]) == list(range(1, 101))
+    assert sorted(confirmed[2]) == list(range(1, 111))
 
 
 def test_a_stream_may_be_deleted_and_the_broker_stop_while_its_disk_stalls(

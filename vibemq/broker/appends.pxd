@@ -32,6 +32,8 @@ cdef class Appends:
     cdef int add(self, bint must, bint sealed) except -1
     cdef int _take(self, HandedBatch handed, bint sealed) except -1
     cdef int _start(self) except -1
+    # Of all its batches.
+    cdef list users(self)
 
 
 cdef class Disk:

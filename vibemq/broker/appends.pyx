@@ -92,6 +92,9 @@ cdef class Appends:
         self.queue.append(handed)
         return 0
 
+    cdef list users(self):
+        return [user for handed in self.queue for user in (<HandedBatch> handed).users]
+
     cdef int _start(self) except -1:
         cdef HandedBatch handed = self.queue[0]
         self.stream.table.helpers.submit_append(handed.append, self.done)

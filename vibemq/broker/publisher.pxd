@@ -26,8 +26,9 @@ cdef class Publisher(StreamUser):
     cdef size_t notes_size, notes_capacity
     cdef size_t count                 # messages in this turn's batch
     cdef uint32_t reference_index     # in this turn's batch, once interned
+    cdef uint32_t answered_index      # in the batch whose messages are answered
     cdef bint interned
-    cdef object handed                # deque of (notes, messages, bytes): of batches that a helper thread appends; None: of none
+    cdef object handed                # deque of (notes, messages, bytes, reference_index): of batches that a helper thread appends; None: of none
     cdef bytes declared               # the reference that its stream keeps for it; None: it has none
     cdef bint closed
     cdef bint deleted                 # its stream was

@@ -49,6 +49,8 @@ QUEUE_NOT_FOUND = b"QUEUE_NOT_FOUND"
 SERVER_ERROR = b"SERVER_ERROR"
 PARKED_TOO_MUCH = b"The queue is full, and as much as may wait for room waits already: acknowledge first, or publish on a " \
                   b"connection without subscriptions."
+cdef bytes DISK_TOO_SLOW = b"The disk is slow, and as much as may wait for it waits already: publish on a connection without " \
+                           b"subscriptions."
 cdef bytes WAS_DELETED = b"The queue was deleted."
 cdef bytes NOT_STORED = b"The message could not be stored."
 cdef bytes NOT_IN_STORE = b"The object store did not take the message in time; it may come there later."
@@ -96,7 +98,7 @@ cdef class Publisher(StreamUser):
         if batches:
             self.client.count_unconfirmed(-sum([what[1] for what, _, _, _ in batches]))
         handed, self.handed = self.handed, None
-        for _, count, size in handed or ():
+        for _, count, size, _ in handed or ():
             self.client.count_unconfirmed(-<Py_ssize_t> count)
             self.client.count_parked(-<Py_ssize_t> size)
         declared, self.declared = self.declared, None
@@ -119,6 +121,7 @@ cdef class Publisher(StreamUser):
         self.notes_size = self.count = 0
         if self.closed:
             return 0
+        self.answered_index = self.reference_index
         self.answer(self.notes, size, count, ok, first_offset, next_offset)
         if self.notes_capacity > NOTES_BYTES_KEPT:
             free(self.notes)
@@ -133,7 +136,7 @@ cdef class Publisher(StreamUser):
             return 0
         if self.handed is None:
             self.handed = deque()
-        self.handed.append((notes, count, size))
+        self.handed.append((notes, count, size, self.reference_index))
         self.client.count_unconfirmed(count)
         return self.client.count_parked(size)
 
@@ -141,7 +144,7 @@ cdef class Publisher(StreamUser):
         cdef bytes notes
         if self.closed or not self.handed:
             return 0
-        notes, count, size = self.handed.popleft()
+        notes, count, size, self.answered_index = self.handed.popleft()
         self.client.count_unconfirmed(-<Py_ssize_t> count)
         self.client.count_parked(-<Py_ssize_t> size)
         return self.answer(<const uint8_t *> <char *> notes, len(notes), count, ok, first_offset, next_offset)
@@ -182,7 +185,7 @@ cdef class Publisher(StreamUser):
         cdef bytes notes
         for (notes, _, _, _), _, _, _ in self.unsynced or ():
             self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), QUEUE_NOT_FOUND, WAS_DELETED)
-        for notes, _, _ in self.handed or ():
+        for notes, _, _, _ in self.handed or ():
             self.refuse_notes(<const uint8_t *> <char *> notes, len(notes), QUEUE_NOT_FOUND, WAS_DELETED)
         return 0
 
@@ -296,7 +299,7 @@ cdef class QueuePublisher(Publisher):
             return self.park(what, size)
         if room == ROOM_LATER:
             self.count_refused(self.records_of(what))
-            return self.refuse_parked(what, QUEUE_FULL, PARKED_TOO_MUCH)
+            return self.refuse_parked(what, QUEUE_FULL, DISK_TOO_SLOW if self.handed else PARKED_TOO_MUCH)
         return self.refuse_parked(what, QUEUE_FULL,
                                   b"The queue holds its maximum of %d messages." % self.queue.max_messages)
 

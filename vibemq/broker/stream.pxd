@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from vibemq.broker.appends cimport Disk, SpareBatches
+from vibemq.broker.publisher_names cimport PublisherNames
 from vibemq.storage.core cimport batch, err, fault, log_appended
 from vibemq.storage.log cimport Log
 from vibemq.storage.meters cimport Meters
@@ -47,7 +48,7 @@ cdef class Stream:
     cdef list readers               # users to tell of news
     cdef set holders                # all users
     cdef dict unsynced              # users waiting for a sync (durability `disk`), in order
-    cdef dict names                 # publisher reference -> number of its publishers on this worker; None: none yet
+    cdef PublisherNames names       # of connected publishers; None: there was none yet
     cdef bint dirty                 # in the table's list of streams to persist
     cdef bint syncing               # a helper thread is in fdatasync for this stream
     cdef bint sync_again            # the last one failed: not at once, but with the next tick
@@ -101,7 +102,6 @@ cdef class StreamTable:
     cdef readonly object metadata, helpers, log_directory
     cdef public object alarms       # broker.alarms.Alarms; None where nobody looks
     cdef object says                # OnceAMinute
-    cdef object warns               # the same for warnings
     cdef Board board
     cdef readonly Disk disk
     cdef readonly Meters meters

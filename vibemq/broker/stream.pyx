@@ -21,17 +21,18 @@ from libc.errno cimport EFBIG
 from libc.stdlib cimport free
 
 from vibemq.broker.appends cimport Appends, Disk, SpareBatches
+from vibemq.broker.publisher_names cimport PublisherNames
 from vibemq.storage cimport core
-from vibemq.storage.core cimport ERR_BUSY, ERR_DISK_FULL, ERR_LIMIT, OK, PUBLISHER_NAMES_MAX, commit, err, fault, log_appended
+from vibemq.storage.core cimport ERR_BUSY, ERR_DISK_FULL, OK, commit, err, fault, log_appended
 from vibemq.storage.log cimport check, storage_error
 from vibemq.storage.meters cimport (
-    METER_CONFIRM_DISK, METER_CONFIRM_OS, METER_CONFIRM_REMOTE, METER_NAMES_EVICTED, METER_NAMES_REFUSED,
-    METER_NOT_APPENDED, METER_SYNC, METER_TABLES_REBUILT, Meters, now_us,
+    METER_CONFIRM_DISK, METER_CONFIRM_OS, METER_CONFIRM_REMOTE, METER_NOT_APPENDED,
+    METER_SYNC, METER_TABLES_REBUILT, Meters, now_us,
 )
 
 from vibemq.errors import StorageError, StreamNotFound
 from vibemq.once_a_minute import OnceAMinute
-from vibemq.storage.log import housekeep, release_publisher
+from vibemq.storage.log import housekeep
 
 logger = logging.getLogger(__name__)
 faults = OnceAMinute(logger, logging.ERROR)
@@ -135,49 +136,12 @@ cdef class Stream:
         return 0
 
     cdef int declare(self, bytes reference) except -1:
-        """Raises StorageError: ERR_LIMIT if connected publishers have all the names that a stream keeps."""
-        cdef core.boolean evicted = False
-        cdef fault f
-        cdef err e
         if self.names is None:
-            self.names = {}
-        if reference in self.names:
-            self.names[reference] += 1
-            return 0
-        e = core.log_publisher_declare(self.log.raw, self.table.board.raw, self.table.worker, reference,
-                                       <uint32_t> len(reference), &evicted, &f)
-        if e == ERR_LIMIT:
-            self.table.meters.count(METER_NAMES_REFUSED, 1)
-            self.table.warns.say((self.name, "refused"), "stream %s: publisher %r is refused: %d publisher names are "
-                                 "kept, and all are names of connected publishers", self.name, reference,
-                                 PUBLISHER_NAMES_MAX)
-        check(e, &f)
-        self.names[reference] = 1
-        if evicted:
-            self.table.meters.count(METER_NAMES_EVICTED, 1)
-            self.table.warns.say((self.name, "evicted"), "stream %s: %d publisher names are kept; the one that published "
-                                 "longest ago was evicted for %r", self.name, PUBLISHER_NAMES_MAX, reference)
-        return 0
+            self.names = PublisherNames(self.name, self.log, self.table.board, self.table.meters, self.table.helpers)
+        return self.names.declare(reference)
 
     cdef int undeclare(self, bytes reference) except -1:
-        cdef fault f
-        cdef err e
-        self.names[reference] -= 1
-        if self.names[reference]:
-            return 0
-        del self.names[reference]
-        if self.log.raw != NULL and not core.control_is_deleted(self.log.control):
-            e = core.log_publisher_release(self.log.raw, self.table.worker, reference, <uint32_t> len(reference), &f)
-            if e == ERR_BUSY:
-                release = partial(release_publisher, self.log.directory, self.table.worker, reference)
-                self.table.helpers.submit_append(release, self._released)
-            else:
-                check(e, &f)
-        return 0
-
-    def _released(self, _, error):
-        if error is not None and getattr(error, "code", "") not in GONE:
-            raise error
+        return self.names.undeclare(reference)
 
     cdef int attach_reader(self, StreamUser user) except -1:
         self.readers.append(user)
@@ -235,6 +199,13 @@ cdef class Stream:
         appended_batch, self.batch = self.batch, NULL
         waiting, self.waiting = self.waiting, []
         return self.appended(appended_batch, waiting, False, e, &f, &done, self.table.meters.turn_us)
+
+    def has_pending(self, str reference) -> bool:
+        """Return whether messages of a publisher of that name are not appended yet, by this worker."""
+        cdef list users = self.waiting[:]
+        if self.appends is not None:
+            users += (<Appends> self.appends).users()
+        return any(getattr(user, "reference", None) == reference.encode() for user in users)
 
     cdef int next_batch(self) except -1:
         return self._hand_over(True, False) if self.waiting and self.table.disk.is_slow() else self.persist()
@@ -533,7 +504,6 @@ cdef class StreamTable:
         self.disk, self.spares = Disk(), SpareBatches()
         self.appending = {}
         self.says = OnceAMinute(logger, logging.ERROR)
-        self.warns = OnceAMinute(logger, logging.WARNING)
 
     def note_appending(self, Stream stream):
         """It holds descriptors now; the one that has held its own for longest gives them back for it."""

@@ -42,6 +42,8 @@ class Helpers:
         #: Appends to logs while the disk is slow: one of each log, so other logs wait only when 8 logs stall.
         self.submit_append = self._pool("append", 8)
         self._appends = self._pools[-1]
+        #: Names and offsets of a log whose lock is held in a slow call: appends to other logs do not wait for them.
+        self.submit_release = self._pool("release", 4)
         #: Removals of files: a file system may take long, and confirms do not wait for it.
         self.submit_remove = self._pool("remove", 2)
         #: Reads from a cold disk, or from the object store, which may be slow or away.

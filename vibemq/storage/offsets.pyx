@@ -103,10 +103,13 @@ cdef class StoredOffsets:
     def get(self, bytes reference) -> int | None:
         """The offset stored last for ``reference``; None when there is none."""
         cdef uint64_t offset = 0
+        cdef uint32_t size = <uint32_t> len(reference)
+        cdef const char *name = reference
         cdef fault f
         cdef err e
         self._open()
-        e = core.offsets_get(self.raw, reference, <uint32_t> len(reference), &offset, &f)
+        with nogil:  # another process may hold its lock in a slow write
+            e = core.offsets_get(self.raw, name, size, &offset, &f)
         self._report()
         if e == ERR_NOT_FOUND:
             return None

@@ -123,7 +123,7 @@ cdef class StreamsPublisher(Publisher):
                     uint64_t next_offset) except -1:
         cdef size_t kept = count
         if ok and self.stream.deduplicated != NULL and len(self.reference):
-            kept = self._part_duplicates(self.notes, count)
+            kept = self._part_duplicates(<uint8_t *> notes, count)  # this publisher's own memory
         if kept:
             Publisher.answer(self, notes, kept * PUBLISHING_ID_BYTES, kept, ok, first_offset, next_offset)
         if kept < count:
@@ -136,7 +136,7 @@ cdef class StreamsPublisher(Publisher):
         """Put the ids that were duplicates behind the others; how many others there are."""
         cdef uint32_t at = 0, number = 0
         cdef size_t kept = 0, dropped = 0, i
-        cdef bint is_dropped = core.batch_dropped(self.stream.deduplicated, self.reference_index, &at, &number)
+        cdef bint is_dropped = core.batch_dropped(self.stream.deduplicated, self.answered_index, &at, &number)
         cdef uint8_t *others
         if not is_dropped:
             return count
@@ -147,7 +147,7 @@ cdef class StreamsPublisher(Publisher):
             if is_dropped and number == i:
                 memcpy(others + dropped * PUBLISHING_ID_BYTES, ids + i * PUBLISHING_ID_BYTES, PUBLISHING_ID_BYTES)
                 dropped += 1
-                is_dropped = core.batch_dropped(self.stream.deduplicated, self.reference_index, &at, &number)
+                is_dropped = core.batch_dropped(self.stream.deduplicated, self.answered_index, &at, &number)
             else:
                 memmove(ids + kept * PUBLISHING_ID_BYTES, ids + i * PUBLISHING_ID_BYTES, PUBLISHING_ID_BYTES)
                 kept += 1

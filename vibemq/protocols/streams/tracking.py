@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import LimitExceeded, StorageError, StreamNotFound
 from vibemq.once_a_minute import OnceAMinute
-from vibemq.protocols.streams.replies import Later, Outcome, answer, code_of, readable
+from vibemq.protocols.streams.replies import Busy, Later, Outcome, answer, code_of, readable
 from vibemq.protocols.streams.spec import REFERENCE_SIZE_MAX_BYTES, Code, Key
 from vibemq.storage.offsets import StoredOffsets
 
@@ -31,6 +32,8 @@ def query_publisher_sequence(session: StreamsSession, request: Any) -> Outcome:
     """
     session.persist()  # its own messages of this turn count
     with readable(session, request) as stream:
+        if stream.has_pending(request.reference):  # a helper thread appends them: a lower number would be given twice
+            raise Busy
         sequence, chunk = stream.log.publisher_last(request.reference)
         if chunk >= 0 and session.tell_sequence_later(request, stream, sequence, chunk):
             return None
@@ -53,7 +56,7 @@ def store_offset(session: StreamsSession, request: Any) -> Outcome:
     if directory and session.door.table.disk.slow:
         work = partial(_store, session, partial(StoredOffsets, directory), reference, request.offset)
         tell = partial(_say_not_stored, session, request)
-        return Later(work, tell, submit=session.door.helpers.submit_append)
+        return Later(work, tell, submit=session.door.helpers.submit_release)
     if directory:
         problem = _store(session, partial(session.door.offsets.of, directory), reference, request.offset)
     _say_not_stored(session, request, problem)
@@ -102,8 +105,23 @@ def _say_not_stored(session: StreamsSession, request: Any, problem: str) -> None
 def query_offset(session: StreamsSession, request: Any) -> Outcome:
     with readable(session, request) as stream:
         session.track(stream)
+        reference, directory = request.reference.encode(), stream.log.directory
+        if session.door.table.disk.slow:  # the lock of the file may be held in a slow write
+            work = partial(_stored, directory, reference)
+            return Later(
+                work, _of_offset, failure=Code.STREAM_NOT_AVAILABLE, submit=session.door.helpers.submit_release
+            )
         try:
-            offset = session.door.offsets.of(stream.log.directory).get(request.reference.encode())
+            offset = session.door.offsets.of(directory).get(reference)
         except StorageError as problem:
             return code_of(session, request, problem, Code.STREAM_NOT_AVAILABLE)
+    return _of_offset(offset)
+
+
+def _stored(directory: str, reference: bytes) -> int | None:
+    with closing(StoredOffsets(directory)) as stored:
+        return stored.get(reference)
+
+
+def _of_offset(offset: int | None) -> Outcome:
     return Code.NO_OFFSET if offset is None else {"offset": offset}
