@@ -31,9 +31,12 @@ from vibemq.config import Config, Remote, Server
 from vibemq.remote import opening, pruning, verifying
 from vibemq.remote.asking import change_body
 from vibemq.remote.bucket import Bucket
+from vibemq.remote.coverage import Coverage
 from vibemq.remote.epochs import Epochs
 from vibemq.remote.objects import (
+    Chunks,
     Kind,
+    SegmentBegins,
     change_key,
     chunks_head,
     segment_section,
@@ -227,6 +230,21 @@ def test_verify_finds_nothing_wrong_after_any_history_of_starts_prunes_and_resto
         phases=[Phase.generate],
     )  # fmt: skip
     run_state_machine_as_test(History, settings=how_long)
+
+
+@pytest.mark.parametrize(
+    "version, at, size, is_suspect",
+    [(1, 48, 8, True), (2, 44, 4, True), (2, 48, 8, False)],
+    ids=["version 1", "version 2", "version 2, where times went back"],
+)
+def test_only_a_segment_behind_one_that_was_given_up_may_leave_a_gap(version, at, size, is_suspect):
+    header = bytearray(b"VMQS" + version.to_bytes(4) + bytes(SEGMENT_HEADER_BYTES - 8))
+    header[at : at + size] = (64).to_bytes(size)
+    covered = Coverage()
+    for first, begins_with in ((0, bytes(SEGMENT_HEADER_BYTES)), (20, header)):
+        covered.add(SegmentBegins(INCARNATION, first, memoryview(begins_with), memoryview(b"")))
+        covered.add(Chunks(INCARNATION, first, SEGMENT_HEADER_BYTES, first, first + 10, memoryview(b"chunk")))
+    assert (covered.hole(INCARNATION, 0) == "") == is_suspect
 
 
 def verified(bucket: Path) -> None:

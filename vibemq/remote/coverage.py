@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from vibemq.remote.objects import Chunks, Sections, SegmentBegins
 from vibemq.storage.log import SEGMENT_HEADER_BYTES
 
-#: In the header of a segment's file: not 0 where the segment before it was given up (csrc/log/FORMAT.md).
-_SUSPECT = slice(48, 56)
+#: The suspect position in the header of a segment's file, by the header's version: not 0 where the segment before it was
+#: given up (csrc/log/FORMAT.md).
+_VERSION = slice(4, 8)
+_SUSPECT = {1: slice(48, 56), 2: slice(44, 48)}
 
 
 @dataclass
@@ -49,7 +51,8 @@ class Coverage:
         if isinstance(section, SegmentBegins):
             found = self._segment(section.incarnation, section.first)
             found.has_begin = True
-            found.follows_suspect = any(section.header[_SUSPECT])
+            suspect = _SUSPECT.get(int.from_bytes(section.header[_VERSION]), _SUSPECT[2])
+            found.follows_suspect = any(section.header[suspect])
         elif isinstance(section, Chunks):
             found = self._segment(section.incarnation, section.segment)
             found.cover(section.position, section.position + len(section.data))
