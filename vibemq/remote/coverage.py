@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from vibemq.remote.objects import Chunks, Sections, SegmentBegins
 from vibemq.storage.log import SEGMENT_HEADER_BYTES
 
-#: The suspect position in the header of a segment's file, by the header's version: not 0 where the segment before it was
+#: The suspect position in a segment's header, by the header's version: not 0 where the segment before it was
 #: given up (csrc/log/FORMAT.md).
 _VERSION = slice(4, 8)
 _SUSPECT = {1: slice(48, 56), 2: slice(44, 48)}
