@@ -263,8 +263,10 @@ def test_two_half_sent_delivers_come_whole_with_their_trailers(calm, tmp_path, v
     with connected(calm, receive_buffer_bytes=SMALL_BUFFER_BYTES) as slow:
         slow.ask(Key.EXCHANGE_COMMAND_VERSIONS, versions=[(Key.DELIVER, 1, version)])
         properties = {"chunk_selector": "all", "filter.0": "eu"}
-        slow.subscribe("big", 1, credit=2, properties=properties)
-        slow.subscribe("big", 2, credit=2, properties=properties)
+        for subscription_id in (1, 2):
+            slow.subscribe("big", subscription_id, credit=0, properties=properties)
+        for subscription_id in (1, 2):
+            slow.credit(subscription_id, 2)
         seen = {1: [], 2: []}
         for _ in range(4):
             readable(slow)

@@ -40,6 +40,7 @@ from vibemq.storage.transactions import STAGING, Application
 
 RUN = Run("/", "app", "run", "guest", "test", False, True)
 
+LONG_AGO_MS = 1_740_000_000_000  # February of 2025: a log that was begun before that year has no known age
 TRACKING_CHECK_AT = 60  # of magic and version (csrc/log/FORMAT.md)
 
 
@@ -148,7 +149,7 @@ def test_orphans_go_and_what_may_still_be_decided_stays(tmp_path):
         db.close()
         with transactions(folder) as mine:
             for name in (old[0], held.name):
-                begin_in_another_boot(mine.metadata.find_stream(STAGING, name).directory, 0)
+                begin_in_another_boot(mine.metadata.find_stream(STAGING, name).directory, LONG_AGO_MS)
             mine.staged.look()
             assert sorted(record.name for record in mine.metadata.staging()) == sorted([fresh[0], held.name])
             assert sorted(known.name for known in mine.metadata.applications()) == ["fresh", "held"]

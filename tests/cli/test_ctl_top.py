@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 from running import ENVIRONMENT, broker
 
+import vibemq.cli.ctl_top as ctl_top
 from vibemq.cli.ctl_top import AGAIN_S, top, view
 from vibemq.client import connect
 from vibemq.errors import UserError
@@ -99,7 +100,7 @@ def test_a_broker_that_is_being_restarted_is_asked_again(monkeypatch, capsys):
             raise KeyboardInterrupt
 
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr(ctl_top, "time", SimpleNamespace(sleep=sleep))  # other threads of the tests go on to sleep
     with pytest.raises(KeyboardInterrupt):
         top(SimpleNamespace(options={"interval": 0.5, "formatter": None}, ask=ask))
     assert pauses == [0.5, AGAIN_S, 0.5, 0.5]
