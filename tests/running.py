@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -149,6 +150,31 @@ def restartable(folder: Path, *flags: str, workers: int = 2) -> Iterator[Restart
         yield made
     finally:
         made.stop()
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Run it in a child of this process, which exits with 0, or with 1 for an exception; return the child's pid.
+
+    Nothing else of pytest runs in the child, whatever ``work`` does.
+    """
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return pid
+
+
+def exit_code(pid: int) -> int:
+    """Wait for the end of a child; negative: of the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def wait_until(holds: Callable[[], bool], what: str, seconds: float = 30.0) -> None:

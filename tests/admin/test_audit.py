@@ -10,6 +10,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from http_caller import STREAM, Http
 from peers.signalr import HubPeer
 from peers.streams import DEADLINE_S
-from running import ENVIRONMENT, Running, broker
+from running import ENVIRONMENT, Running, broker, exit_code, forked
 
 from vibemq.admin.api.changes import audit, told
 from vibemq.broker.audit import LINE_BYTES_MAX, AuditLog, Author
@@ -182,16 +183,13 @@ def test_files_are_bounded_and_older_ones_go(tmp_path: Path) -> None:
 
 
 def test_processes_that_write_at_once_lose_no_line(tmp_path: Path) -> None:
-    children = []
-    for worker in range(4):
-        pid = os.fork()
-        if not pid:
-            log = AuditLog(Audit(size_max_bytes=65_536, files_max=1000), str(tmp_path))
-            for number in range(400):
-                log.say(ADA, "stream.created", f"{worker}-{number}")
-            os._exit(0)
-        children.append(pid)
-    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0] * 4
+    def write(worker: int) -> None:
+        log = AuditLog(Audit(size_max_bytes=65_536, files_max=1000), str(tmp_path))
+        for number in range(400):
+            log.say(ADA, "stream.created", f"{worker}-{number}")
+
+    children = [forked(partial(write, worker)) for worker in range(4)]
+    assert [exit_code(pid) for pid in children] == [0] * 4
     found = Counter(event["name"] for path in tmp_path.iterdir() for event in events(path))
     assert found == {f"{worker}-{number}": 1 for worker in range(4) for number in range(400)}
 

@@ -12,6 +12,7 @@ import time
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import pytest
 from fixtures import shared_broker
 from http_caller import Http, Reply
 from peers.streams import DEADLINE_S
-from running import ENVIRONMENT, Running, broker, wait_until
+from running import ENVIRONMENT, Running, broker, exit_code, forked, wait_until
 
 from vibemq.access.users import GUEST
 from vibemq.admin.bodies import BODY_BYTES_MAX
@@ -409,19 +410,18 @@ def test_processes_that_count_at_once_are_never_more_than_the_limit() -> None:
     """Each comes and goes many times; whoever is let in while the sum is too large would be seen by somebody."""
     workers, most, rounds = 4, 2, 3000
     usage, holders = Usage(1, workers), Usage(1, workers)
-    children = []
-    for worker in range(workers):
-        pid = os.fork()
-        if not pid:
-            wrong = 0
-            for _ in range(rounds):
-                if usage.count(0, 1, worker, 1) <= most:
-                    wrong += holders.count(0, 1, worker, 1) > most
-                    holders.count(0, 1, worker, 0)
-                usage.count(0, 1, worker, 0)
-            os._exit(min(wrong, 1))
-        children.append(pid)
-    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0] * workers
+
+    def come_and_go(worker: int) -> None:
+        wrong = 0
+        for _ in range(rounds):
+            if usage.count(0, 1, worker, 1) <= most:
+                wrong += holders.count(0, 1, worker, 1) > most
+                holders.count(0, 1, worker, 0)
+            usage.count(0, 1, worker, 0)
+        assert not wrong
+
+    children = [forked(partial(come_and_go, worker)) for worker in range(workers)]
+    assert [exit_code(pid) for pid in children] == [0] * workers
 
 
 # ---- how they are set ----

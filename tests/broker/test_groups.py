@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from running import exit_code, forked
 
 from vibemq.broker.groups import Groups, choose
 from vibemq.errors import LimitExceeded, PreconditionFailed
@@ -270,8 +271,8 @@ def test_a_worker_killed_in_the_middle_of_a_change_leaves_no_group_stuck(world, 
     for client in (active, waiting):
         client.groups.join(STREAMS[0], "g", -1, client)
     world.settle()
-    pid = os.fork()
-    if pid == 0:
+
+    def leave():
         table = world.workers[0].table
         with table:
             table.remove(table.group(STREAMS[0][1], "g")[0].row)
@@ -281,8 +282,8 @@ def test_a_worker_killed_in_the_middle_of_a_change_leaves_no_group_stuck(world, 
             if where == "with the mutex held":
                 os.kill(os.getpid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+
+    assert exit_code(forked(leave)) == -signal.SIGKILL
     world.workers[0] = world.sit(0)
     assert world.rung == set()
     world.workers[1].seats_changed()

@@ -9,13 +9,14 @@ import time
 from contextlib import suppress
 
 import pytest
-from running import broker, written
+from running import broker, exit_code, forked, written
 from supervisor_harness import once_within, wait_until
 
 from vibemq.config import Config
 from vibemq.server.processes import QUICK_DEATHS_FREE, Process
 
 PROMISED_S = 0.2
+FDS_TO_SPARE = 50
 TRIES_MAX = 30
 
 
@@ -125,11 +126,13 @@ def test_a_worker_for_which_no_descriptor_is_left_is_started_later(spare):
             left = len(os.listdir("/proc/self/fd")) if spare else None
             return spare < 2 and process.restart_at_s is not None and before == left
 
-    pid = os.fork()
-    if not pid:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
-        os._exit(not started())
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    limit = max(int(fd) for fd in os.listdir("/proc/self/fd")) + FDS_TO_SPARE
+
+    def work():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        assert started()
+
+    assert exit_code(forked(work)) == 0
 
 
 def test_a_worker_that_fails_later_is_replaced_at_once_and_its_exit_code_logged(start):

@@ -8,6 +8,7 @@ import signal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from running import exit_code, forked
 
 from vibemq.errors import LimitExceeded, StorageError
 from vibemq.storage.offsets import REFERENCE_BYTES_MAX, REFERENCES_MAX, OffsetFiles, StoredOffsets
@@ -79,11 +80,12 @@ def test_damage_is_logged_and_costs_one_reference(tmp_path, caplog):
 
 def test_what_a_process_stored_before_it_was_killed_is_there(tmp_path):
     offsets = StoredOffsets(str(tmp_path))
-    pid = os.fork()
-    if pid == 0:
+
+    def store():
         StoredOffsets(str(tmp_path)).store(b"a", 7)
         os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
+
+    assert exit_code(forked(store)) == -signal.SIGKILL
     assert offsets.get(b"a") == 7
 
 
