@@ -232,6 +232,18 @@ def test_verify_finds_nothing_wrong_after_any_history_of_starts_prunes_and_resto
     run_state_machine_as_test(History, settings=how_long)
 
 
+def test_verify_finds_nothing_wrong_after_a_kill_where_earlier_objects_were_deleted(model):
+    """The new broker's first seal goes before them, and only the second tells that a gap behind them is one."""
+    history = History()
+    for counts in ([4, 1], [3]):
+        history.publish(counts)
+        history.close_segment()
+        history.prune()
+    history.killed_with_a_gap([2, 2], is_empty=True)
+    history.nothing_is_wrong()
+    history.teardown()
+
+
 @pytest.mark.parametrize(
     "version, at, size, is_suspect",
     [(1, 48, 8, True), (2, 44, 4, True), (2, 48, 8, False)],

@@ -167,7 +167,7 @@ class Epochs:
 
         It confirms in order but creates out of turn, so the seal goes into the first gap. It also deletes from the
         front: where there are objects behind the seal, that gap may have been one of those, and so another seal goes
-        behind them.
+        into the next gap, and so on until one is behind them all.
         """
         body = seal_section(broker=self.name, epoch=epoch, writer=self.writer, data=self.identity)
         sealed = -1
@@ -175,7 +175,7 @@ class Epochs:
             behind = [found.number for found in await self._of_epoch(earlier) if found.number > sealed]
             if sealed >= 0 and not behind:
                 return
-            number = _first_gap(behind) if sealed < 0 else behind[-1]
+            number = _first_gap(behind, 0 if sealed < 0 else behind[0])
             if behind and number > behind[-1]:
                 number = behind[-1]  # it may be a seal already
             sealed = await self._seal_from(earlier, number, body)
@@ -257,9 +257,8 @@ async def seals_among(bucket: Bucket, objects: list[Listed]) -> set[str]:
     return {one.key for one, is_one in zip(objects, are, strict=True) if is_one}
 
 
-def _first_gap(numbers: list[int]) -> int:
-    """The first number that is not among these, which rise."""
-    number = 0
+def _first_gap(numbers: list[int], number: int) -> int:
+    """Return the first number from ``number`` on that is not among these, which rise."""
     for there in numbers:
         if there != number:
             break

@@ -34,6 +34,8 @@ _NAMES: tuple[tuple[re.Pattern[str], Kind], ...] = (
     (re.compile(r"retired/([A-Za-z0-9_-]+)/(\d{8})-[0-9a-f]{16}"), Kind.RETIRED),
     (re.compile(r"wal/([A-Za-z0-9_-]+)/(\d{8})/(\d{16})"), Kind.WRITE_AHEAD),
 )
+#: So many write-ahead objects may be on their way at a time (remote.puts_max), and arrive in any order.
+ON_THEIR_WAY_MAX = 64
 OF_SUFFIX = {"segment": Kind.SEGMENT, "index": Kind.INDEX, "tracking": Kind.TRACKING}
 
 
@@ -133,10 +135,15 @@ async def read_marks(bucket: Bucket, contents: Contents) -> None:
 
 
 def _behind_a_gap(keys: list[str], seals: set[str]) -> set[str]:
-    """Return the objects of an epoch behind a gap. Brokers delete from the front, so a gap before a seal is none."""
+    """Return the objects of an epoch that cannot have been confirmed.
+
+    A gap before the first object is none, because brokers delete from the front. Behind another gap at most as many
+    objects as a broker puts at a time were not confirmed. More are there if what was in the gap was deleted.
+    """
     first = next((at for at, key in enumerate(keys) if key not in seals), len(keys))
     gap = next((at for at in range(first, len(keys)) if keys[at] in seals), len(keys))
-    return set(keys[gap:]) - seals
+    behind = set(keys[gap:]) - seals
+    return behind if len(behind) <= ON_THEIR_WAY_MAX else set()
 
 
 @contextlib.asynccontextmanager

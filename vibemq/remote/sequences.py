@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from vibemq.remote.inspection import Contents
+from vibemq.remote.inspection import ON_THEIR_WAY_MAX, Contents
 from vibemq.remote.objects import (
     FORMAT_KEY,
     Kind,
@@ -26,8 +26,6 @@ from vibemq.storage.records import StreamRecord
 
 Records = Mapping[str, StreamRecord] | None
 
-#: So many may be on their way at a time (remote.puts_max), and arrive in any order.
-ON_THEIR_WAY_MAX = 64
 _COPY = "restore it from a copy of the bucket, or from its versions"
 _KEEP = (
     f"{_COPY}; until then keep it on the broker's disk, if it is there (local-max-length-bytes and local-max-age of "
