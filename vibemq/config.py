@@ -14,6 +14,7 @@ test keeps the two equal.
 import difflib
 import math
 import os
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -470,7 +471,7 @@ def _from_file(path: str) -> Iterator[tuple[tuple[str, str], tuple[object, str]]
 
 def _unreadable_hint(path: str, problem: OSError) -> str:
     if isinstance(problem, FileNotFoundError):
-        return f"`vibemq config > {path}` writes a commented sample"
+        return f"`vibemq config > {shlex.quote(path)}` writes a commented sample"
     if isinstance(problem, IsADirectoryError):
         return "name the file in it"
     if isinstance(problem, PermissionError):

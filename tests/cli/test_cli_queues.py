@@ -212,7 +212,7 @@ def test_making_a_queue_that_is_otherwise_is_an_error_unless_told(run, queue):
     result = run(*other)
     assert result.exit_code == 1
     assert "mode is RoundRobin, declared PriorityBased" in result.stderr
-    assert "use --on-conflict override" in result.stderr
+    assert "`vibemq queues alter` changes options" in result.stderr
     assert run(*other, "--on-conflict", "ignore").exit_code == 0
     assert run(*other, "--on-conflict", "override").exit_code == 0
     assert json.loads(run("queues", "info", queue, "--json").stdout)["mode"] == "priority_based"

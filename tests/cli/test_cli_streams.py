@@ -243,7 +243,7 @@ def test_a_queue_is_shown_when_asked_for_and_never_deleted_here(run, streams):
     (shown,) = [each for each in json.loads(streams("list", "--all", "--json").stdout) if each["name"] == queue]
     assert shown["kind"] == "queue"
     refused = streams("delete", queue, "--yes")
-    assert refused.exit_code == 1 and f"`vibemq queues delete {queue}`" in refused.stderr
+    assert refused.exit_code == 1 and "`vibemq queues delete`" in refused.stderr
     assert f"{queue} is a queue" in streams("create", queue, "--max-age", "1h").stderr
     assert run("queues", "info", queue).exit_code == 0
 

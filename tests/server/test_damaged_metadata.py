@@ -146,14 +146,14 @@ def test_a_row_that_another_program_changed_is_refused_until_the_operator_accept
     db.close()
     said = refused(data)
     assert "users, permissions or virtual hosts are not as they were written; nobody is let in" in said
-    assert f"remove {data}/meta.check and start again" in said
+    assert f"move {data}/meta.check to another folder and start again" in said
     with sqlite3.connect(data / "meta.db") as db:
         db.execute("UPDATE users SET is_superuser = 0 WHERE name = 'eve'")
         db.execute("UPDATE streams SET queue = json_set(queue, '$.max_messages', 7) WHERE name = 'orders'")
     db.close()
     said = refused(data)
     assert "rows of streams are not as they were written" in said
-    assert f"to accept all rows as they are now, remove {data}/meta.check and start again" in said
+    assert f"to accept all rows as they are now, move {data}/meta.check to another folder and start again" in said
     assert "rows of streams" in command(data, "users", "list").stderr
     os.unlink(data / "meta.check")
     with broker(data) as served, vibemq.client.connect(url(served)) as client:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running import ENVIRONMENT
+from running import ENVIRONMENT, broker
 
 from vibemq.errors import SetupError, VibeMQError
 from vibemq.server import datadir
+from vibemq.storage import ownership
 from vibemq.storage.metadata import Metadata
 
 STRANGER = 54321  # an account that is not root's; it needs no name
@@ -100,7 +101,7 @@ def test_a_read_only_file_system_is_called_that(tmp_path, existing):
     script = f"mount -t tmpfs none {disk}\n{f'mkdir -p {disk}/data/streams' if existing else ''}\n"
     what, todo = lines(apart(f"{script}mount -o remount,ro {disk}", "serve", "--data-dir", f"{disk}/data"))
     assert "is on a read-only file system" in what and "Permission denied" not in what
-    assert "mount -o remount,rw" in todo and "--data-dir" in todo
+    assert "the kernel's log says whether a damaged disk made it so" in todo and "--data-dir" in todo
 
 
 @needs_mounts
@@ -113,7 +114,7 @@ echo 'correct horse' | {sys.executable} -m vibemq.cli users add ada --password-s
 mount -o remount,ro {disk}"""
     what, todo = lines(apart(script, "users", "remove", "ada", "--data-dir", f"{disk}/data"))
     assert what == f"vibemq: cannot use {disk}/data/meta.db: {disk}/data/meta.db is on a read-only file system"
-    assert "mount -o remount,rw" in todo
+    assert "make the file system writable" in todo and "remount" not in todo
 
 
 @pytest.mark.parametrize("below", ["", "/data"])
@@ -132,7 +133,7 @@ def test_the_owner_of_a_data_directory_is_named(reachable):
     what, todo = as_stranger(lambda: datadir.prepare(str(reachable / "data")))
     reason = f"{reachable}/data belongs to root, and this runs as uid {STRANGER}"
     assert what == f"cannot use the data directory {reachable}/data: {reason}"
-    assert todo == f"run this as root, or give it away: `chown -R {STRANGER} {reachable}/data`"
+    assert todo == "run this as root if it is a broker's data directory, or choose another directory with --data-dir"
 
 
 @needs_root
@@ -157,4 +158,71 @@ def test_a_directory_in_which_nothing_may_be_made_is_named_with_its_owner(reacha
     (reachable / "roots").mkdir(mode=0o755)
     what, todo = as_stranger(lambda: datadir.prepare(str(reachable / "roots" / "data")))
     assert what.endswith(f": {reachable}/roots belongs to root, and this runs as uid {STRANGER}")
-    assert "run this as root" in todo
+    made = f"{reachable}/roots/data"
+    assert todo == (
+        f"as root, `install -d -o {STRANGER} -m 700 {made}` makes it; or choose another directory with --data-dir"
+    )
+
+
+@needs_root
+@pytest.mark.parametrize("path", ["/", "/etc", "/mnt", "/root", "/var/lib"])
+def test_no_hint_gives_away_a_directory_of_the_machine(path):
+    _, todo = as_stranger(lambda: datadir.prepare(path))
+    assert "--data-dir" in todo and "`" not in todo
+    _, todo = as_stranger(lambda: datadir.prepare(os.path.join(path, "vibemq of tests", "data")))
+    if path == "/root":
+        assert "--data-dir" in todo
+    assert "chown" not in todo
+    assert f"`install -d -o {STRANGER} -m 700 '{os.path.join(path, 'vibemq of tests', 'data')}'`" in todo
+
+
+@needs_root
+def test_a_directory_with_other_files_is_not_given_away(reachable):
+    (reachable / "shared").mkdir(mode=0o755)
+    (reachable / "shared" / "letters").mkdir()
+    _, todo = as_stranger(lambda: datadir.prepare(f"{reachable}/shared"))
+    assert todo == (
+        "it has other files than a broker's: choose another directory with --data-dir, such as "
+        f"{reachable}/shared/vibemq"
+    )
+    (reachable / "shared" / "letters").rmdir()
+    _, todo = as_stranger(lambda: datadir.prepare(f"{reachable}/shared"))
+    assert f"`install -d -o {STRANGER} -m 700 {reachable}/shared` makes it" in todo
+
+
+@needs_root
+@pytest.mark.parametrize("given", ["shared", "link"])
+def test_root_gives_an_account_no_directory_with_other_files(reachable, given):
+    shared = reachable / "shared"
+    shared.mkdir(mode=0o755)
+    (shared / "letter").write_text("")
+    (reachable / "link").symlink_to(shared)
+    command = [sys.executable, "-m", "vibemq.cli", "serve", "--user", "nobody", "--data-dir", f"{reachable}/{given}"]
+    what, todo = lines(subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60))
+    assert "account nobody would be given it and other files than a broker's (letter)" in what
+    assert f"--data-dir {reachable}/{given}/vibemq" in todo
+    assert [path.name for path in shared.iterdir()] == ["letter"]
+    assert {path.stat().st_uid for path in (shared, shared / "letter")} == {0}
+
+
+def test_only_a_directory_without_other_files_is_closed_by_a_hint(tmp_path, caplog):
+    data = tmp_path / "my data"
+    data.mkdir(mode=0o755)
+    datadir.prepare(str(data))
+    assert f"`chmod 700 '{data}'` keeps messages private" in caplog.text
+    caplog.clear()
+    (data / "letter").write_text("")
+    datadir.prepare(str(data))
+    assert "chmod" not in caplog.text and "give messages a directory of their own" in caplog.text
+
+
+def test_all_files_of_a_broker_are_known_as_its_own(tmp_path):
+    data, store = tmp_path / "data", tmp_path / "store"
+    store.mkdir()
+    command = ["users", "add", "ada", "--password-stdin", "--data-dir", str(data)]
+    subprocess.run([sys.executable, "-m", "vibemq.cli", *command], input="correct horse\n", text=True, check=True,
+                   env=ENVIRONMENT)  # fmt: skip
+    with broker(data, "--set", f"remote.url={store.as_uri()}", "--set", "remote.name=b1") as served:
+        assert served.port
+        assert ownership.is_ours(str(data)), ownership.others_in(str(data))
+    assert ownership.is_ours(str(data)), ownership.others_in(str(data))

@@ -145,7 +145,7 @@ def test_accepting_the_loss_of_the_log_restores_no_revoked_right(killed, boot):
         os.unlink(folder / name)
     with pytest.raises(StorageError, match="changes of users and permissions were answered, and only 0") as refused:
         started(folder, boot)
-    assert f"remove {folder}/meta.check" in refused.value.hint
+    assert f"move {folder}/meta.check to another folder" in refused.value.hint
     os.unlink(folder / "meta.check")
     metadata = started(folder, boot)
     assert metadata.users() == []
@@ -351,7 +351,8 @@ def test_a_flipped_bit_of_any_row_is_named_with_its_table_after_a_kill(tmp_path)
         flip(folder / "meta.db", at, 0)
         with pytest.raises(StorageError, match=f"rows of {named} are not as they were written") as refused:
             started(folder, OTHER_BOOT)
-        assert f"to accept all rows as they are now, remove {folder}/meta.check and start again" in refused.value.hint
+        moved = f"move {folder}/meta.check to another folder and start again"
+        assert f"to accept all rows as they are now, {moved}" in refused.value.hint
         (folder / "meta.db").write_bytes(raw)
         for name in ("meta.db-wal", "meta.db-shm"):
             (folder / name).unlink(missing_ok=True)
@@ -365,7 +366,7 @@ def test_rows_that_another_program_changed_are_accepted_once_the_check_is_remove
     db.close()
     with pytest.raises(StorageError, match="its content has changed") as refused:
         started(folder, BOOT)
-    assert f"remove {folder}/meta.check and start again" in refused.value.hint
+    assert f"move {folder}/meta.check to another folder and start again" in refused.value.hint
     os.unlink(folder / "meta.check")
     metadata = started(folder, BOOT)
     assert [each.arguments for each in metadata.streams() if each.name == "stream3"] == [{}]
@@ -405,7 +406,8 @@ def test_several_flipped_bits_of_the_log_undo_no_synced_change_of_a_stream_after
         flip(copy / "meta.db-wal", place, 3)
     with pytest.raises(StorageError, match="synced changes were answered, and only") as refused:
         started(copy, OTHER_BOOT)
-    assert f"to accept streams, queues and all else as they are now, remove {copy}/meta.check" in refused.value.hint
+    moved = f"move {copy}/meta.check to another folder"
+    assert f"to accept streams, queues and all else as they are now, {moved}" in refused.value.hint
     os.unlink(copy / "meta.check")
     metadata = started(copy, OTHER_BOOT)
     assert {each.name for each in metadata.streams()} >= {"stream7", "kept"}

@@ -71,5 +71,6 @@ def restore(source: str, copies: bool, takes_damaged: bool, data: DataDir) -> No
     about = backup.restore(source, os.path.abspath(data.path), links=not copies)
     made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(about.made_ms / 1000))
     click.echo(
-        f"{about.streams} streams and queues as of {made}; `vibemq serve --data-dir {data.path}` goes on from there"
+        f"{about.streams} streams and queues as of {made}; `vibemq serve --data-dir {shlex.quote(data.path)}` goes on "
+        "from there"
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -129,7 +130,7 @@ class DataDir:
                 if made_directory:
                     click.echo(
                         f"  hint: {path} is new and belongs to root: serve as root with --user NAME, "
-                        f"or `chown -R NAME {path}` and serve as that account",
+                        f"or `chown -R NAME {shlex.quote(path)}` and serve as that account",
                         err=True,
                     )
 

@@ -177,7 +177,7 @@ def _create(client: "Client", name: str, on_conflict: str, options: dict[str, An
         client.declare_queue(name, on_conflict="fail", **options)
     except QueueConflict as conflict:
         if on_conflict == "fail":
-            conflict.hint = "Leave the options out, or use --on-conflict override, which deletes its messages."
+            conflict.hint = "Leave the options out to use it as it is; `vibemq queues alter` changes options."
             raise
         if on_conflict == "override":
             client.declare_queue(name, on_conflict="override", **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import shutil
 import subprocess
 import sys
@@ -38,7 +39,8 @@ def install_service(root: Path | None) -> None:
     text = unit(Path(sys.executable).with_name("vibemq"))
     if root is None:
         if os.geteuid() != 0:
-            raise SetupError("a service is made by root", hint=f"sudo {sys.executable} -m vibemq.cli install-service")
+            command = f"`sudo {shlex.quote(sys.executable)} -m vibemq.cli install-service`"
+            raise SetupError("a service is made by root", hint=command)
         if not Path("/run/systemd/system").is_dir():
             raise SetupError("systemd does not run this machine", hint="--root DIR writes the files for another one")
         _make_account()

@@ -6,6 +6,7 @@ for.  Data goes to standard output, everything else to standard error.
 """
 
 import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -76,7 +77,8 @@ def streams_create(
                 raise
             there = client.find_stream(name) if client.has_listings else None
             if there is not None and there.is_queue:
-                raise UserError(f"{name} is a queue", hint=f"`vibemq queues info {name}` describes it.") from problem
+                hint = f"`vibemq queues info {shlex.quote(name)}` describes it."
+                raise UserError(f"{name} is a queue", hint=hint) from problem
             has = f": it has {_arguments_text(there.arguments)}" if there is not None else ""
             raise UserError(
                 f"stream {name} is there already, with other arguments{has}",
@@ -162,7 +164,7 @@ def streams_delete(name: str, yes: bool, as_json: bool, broker: StreamsBroker) -
     with broker.connect() as client:
         listed = client.find_stream(name) if client.has_listings else None
         if listed is not None and listed.is_queue:
-            raise UserError(f"{name} is a queue", hint=f"`vibemq queues delete {name}` deletes it.")
+            raise UserError(f"{name} is a queue", hint="Queues are deleted by `vibemq queues delete`.")
         if not yes:
             ends = ends_of(client, name)
             held = messages_text((ends.end or 0) - (ends.first or 0))

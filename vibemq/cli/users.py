@@ -6,6 +6,7 @@ Only ``add`` makes a data directory.
 
 import json
 import os
+import shlex
 from datetime import UTC, datetime
 
 import click
@@ -54,8 +55,8 @@ def users_add(name: str, superuser: bool, password_stdin: bool, as_json: bool, d
     if not is_superuser:
         click.echo(
             f"  hint: {name} may do nothing yet: `vibemq users grant` lets it use queues, "
-            f"`vibemq ctl set_permissions {name} '.*' '.*' '.*'` streams, and "
-            f"`vibemq ctl set_user_tags {name} monitoring` the management page and /metrics, to look at",
+            f"`vibemq ctl set_permissions {shlex.quote(name)} CONFIGURE WRITE READ` streams, and "
+            f"`vibemq ctl set_user_tags {shlex.quote(name)} monitoring` the management page and /metrics, to look at",
             err=True,
         )
 
@@ -169,7 +170,7 @@ def users_revoke(name: str, pattern: str, as_json: bool, data: DataDir) -> None:
     if not data.open().revoke(name, pattern):
         raise UserError(
             f"user {name!r} has no permission with the pattern {pattern!r}",
-            hint=f"`vibemq users permissions {name}` shows all",
+            hint=f"`vibemq users permissions {shlex.quote(name)}` shows all",
         )
     told = f"user {name} has no permission by {pattern} any more"
     _say(data, as_json, told, user=name, result="revoked", pattern=pattern)
@@ -191,7 +192,8 @@ def users_permissions(name: str, as_json: bool, data: DataDir) -> None:
     if rights.is_superuser:
         click.echo(f"user {name} is a superuser and may do everything")
     elif not found:
-        click.echo(f"user {name} has no permission; `vibemq users grant {name} PATTERN OPERATION...` gives one")
+        command = f"`vibemq users grant {shlex.quote(name)} PATTERN OPERATION...`"
+        click.echo(f"user {name} has no permission; {command} gives one")
     if found:
         print_table(("queues", "operations"), [(pattern, ", ".join(names)) for pattern, names in found])
 

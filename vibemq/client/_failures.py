@@ -45,7 +45,7 @@ HINTS: dict[str | int, str] = {
     ErrorCode.NOT_A_QUEUE: "Read it as a stream: with `vibemq streams tail NAME`, a stream client, or Spark. "
     "create=True, or --create, makes a queue of it for good, which keeps what the stream's retention keeps and has no "
     "limit of messages.",
-    ErrorCode.QUEUE_EXISTS: "Use it as it is, or delete it first.",
+    ErrorCode.QUEUE_EXISTS: "Use it as it is, or choose another name.",
     ErrorCode.QUEUE_FULL: "Its consumers do not keep up: add some, or let more messages wait in the queue.",
     ErrorCode.NOT_AUTHORIZED: "A superuser can grant the operation: `vibemq users grant NAME PATTERN OPERATION`.",
     ErrorCode.UNKNOWN_COMMAND: "The broker is too old for this, or users are not managed by commands there.",
@@ -58,7 +58,7 @@ HINTS: dict[str | int, str] = {
     Code.STREAM_DOES_NOT_EXIST: "Check its name and the virtual host (`vibemq streams list` shows what is there), or "
     "create it (`vibemq streams create NAME`, or `vibemq queues create NAME` as a queue).",
     Code.STREAM_NOT_AVAILABLE: "The stream's leader is changing or down; try again in a few seconds.",
-    Code.STREAM_ALREADY_EXISTS: "Use it as it is, or delete it first.",
+    Code.STREAM_ALREADY_EXISTS: "Use it as it is, or choose another name.",
     Code.ACCESS_REFUSED: "Give the user the permission (configure, write or read) for this stream.",
     Code.PRECONDITION_FAILED: "A name, an argument, a limit, or a disk or memory alarm is in the way: the broker's log "
     "says which, and `vibemq ctl check_alarms` whether it is an alarm.",

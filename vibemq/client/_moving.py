@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
@@ -133,7 +134,8 @@ class Mover:
                         f"queue {self._source}: {self._left} messages that do not say where they came from lie before "
                         "others, and no more are handed out at once",
                         code=ErrorCode.QUEUE_FULL.value,
-                        hint=f"Move them away first: vibemq queues move {self._source} QUEUE --count {self._left}",
+                        hint=f"Move them away first: `vibemq queues move {shlex.quote(self._source)} QUEUE "
+                        f"--count {self._left}`.",
                     )
                 if silent_s >= self._engine.patience_s(self._timeout_s):
                     self._raise_uncertain()
@@ -213,7 +215,8 @@ class Mover:
                     # Being published to would make it, and not as it was.
                     raise no_such_queue(
                         f"queue {where}, to which messages of {self._source} should go, does not exist",
-                        f"Make it, with the options it should have (`vibemq queues create {where}`), or name another.",
+                        f"Make it, with the options it should have (`vibemq queues create {shlex.quote(where)}`), or "
+                        "name another.",
                     )
                 self._known.add(where)
                 going.setdefault(where, []).append(message)

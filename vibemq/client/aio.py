@@ -362,7 +362,7 @@ class AsyncClient(ClientFace, AbstractAsyncContextManager["AsyncClient"]):
         >>> await client.purge_queue("docs-async-purge")
         """
         await self._engine.ready(timeout_s, f"the command to purge queue {name}")
-        self._engine.need("purge", "cannot purge a queue", "Delete the queue and create it again.")
+        self._engine.need("purge", "cannot purge a queue", "Consume and acknowledge its messages.")
         await self._engine.request(Command.PURGE_QUEUE, name, timeout_s=timeout_s)
 
     async def alter_queue(self, name: str, *, timeout_s: float | None = None, **changes: Any) -> None:
@@ -380,7 +380,7 @@ class AsyncClient(ClientFace, AbstractAsyncContextManager["AsyncClient"]):
         """
         payload = queues.changes_payload(changes)
         await self._engine.ready(timeout_s, f"the command to alter queue {name}")
-        hint = "Delete the queue and create it again; its messages are lost by that."
+        hint = "Create another queue with these options, and move the messages there."
         self._engine.need("alter", "cannot alter a queue", hint)
         await self._engine.request(Command.ALTER_QUEUE, name, payload=payload, timeout_s=timeout_s)
 

@@ -294,7 +294,7 @@ async def declare(
             log.warning("%s", told)
             return
         if on_conflict == OnConflict.FAIL:
-            hint = "Declare it as it is, or with on_conflict=OVERRIDE, which deletes its messages."
+            hint = "Declare it as it is, or change it by alter_queue, which keeps its messages."
             raise QueueConflict(told, differences=found, hint=hint)
         await ask(Command.DELETE_QUEUE, wanted.name, timeout_s=timeout_s)
     await ask(Command.CREATE_QUEUE, wanted.name, payload=options_payload(wanted), timeout_s=timeout_s)

@@ -139,11 +139,11 @@ class StreamsConnection(Transactions, AbstractContextManager["StreamsConnection"
             self.open_properties = self.request(Key.OPEN, where=where, virtual_host=virtual_host).properties
         except RequestFailed as refused:
             if refused.code == Code.VIRTUAL_HOST_ACCESS_FAILURE:
-                quoted, name = shlex.quote(virtual_host), shlex.quote(user)
+                quoted, quoted_user = shlex.quote(virtual_host), shlex.quote(user)
                 refused.hint = (
                     f"There is no such virtual host (`vibemq ctl add_vhost {quoted}` makes it), it is closed to the "
-                    f"user (`vibemq ctl set_permissions --vhost {quoted} {name} '.*' '.*' '.*'` opens it), "
-                    "or a limit of connections is reached: the broker's log says which."
+                    f"user (`vibemq ctl set_permissions --vhost {quoted} {quoted_user} CONFIGURE WRITE READ` opens "
+                    "it), or a limit of connections is reached: the broker's log says which."
                 )
             raise
         if heartbeat:

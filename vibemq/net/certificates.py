@@ -16,6 +16,7 @@ import datetime
 import logging
 import math
 import re
+import shlex
 import ssl
 import time
 from functools import partial
@@ -354,7 +355,7 @@ def _use_key(context: SSL.Context, options: Tls) -> None:
     if _HAS_PASSPHRASE.search(key):  # OpenSSL would ask for it at the terminal
         raise ConfigError(
             f"{named} has a private key with a passphrase, which nobody can type for a service",
-            hint=f"`openssl pkey -in {path} -out NEW` writes it without one",
+            hint=f"`openssl pkey -in {shlex.quote(path)} -out NEW` writes it without one",
         )
     try:
         context.use_privatekey_file(path)

@@ -329,9 +329,9 @@ class Archiver:
         harmed = os.path.join(os.path.dirname(self.metadata.path), HARMED)
         if os.path.exists(harmed):
             said = (
-                "objects of earlier epochs stay in the bucket: some were not whole at a start, as %s says; delete that "
+                "objects of earlier epochs stay in the bucket: some were not whole at a start, as %s says; move that "
             )
-            self._says.say(harmed, said + "file once nobody wants to put them back", harmed)
+            self._says.say(harmed, said + "file away once nobody wants to put them back", harmed)
             self._earlier_due_s += HARMED_SAID_EACH_S
             return
         of_remote = [record for record in self.metadata.logs() if record.durability == "remote"]

@@ -54,7 +54,8 @@ def _written(path: str) -> str:
             if os.fstat(file.fileno()).st_mode & 0o077:
                 raise ConfigError(
                     f"remote.encryption_keys: other accounts may use {path}",
-                    hint=f"chmod 600 {path}, and mind who has read it",
+                    hint="keep keys in a file of their own, of mode 600 and of the account that starts the broker; "
+                    "mind who has read this one",
                 )
             return file.read()
     except (OSError, UnicodeDecodeError) as problem:

@@ -206,7 +206,7 @@ def what_it_means(key: str, kind: Kind, contents: Contents, records: Records) ->
         older = sorted(contents.snapshots)[-2:-1]
         return (
             "a lost machine cannot be restored",
-            f"delete it: a restore takes snapshot {older[0]} then, and the changes behind it" if older else _COPY,
+            f"move it away: a restore takes snapshot {older[0]} then, and the changes behind it" if older else _COPY,
         )
     if kind is Kind.CHANGE and number > newest:
         return "a restore, and the next start on another disk, is refused", _COPY

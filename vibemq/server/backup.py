@@ -323,7 +323,7 @@ def _ours(source: str, target: str) -> Iterator[None]:
     except OSError as problem:
         raise SetupError(
             f"{problem.filename2 or problem.filename or target}: {problem.strerror}; {target} is not complete",
-            hint="remove it, and begin again with more room, as the account that serves or as root",
+            hint="begin again in another folder, with room, as the account that serves or as root",
         ) from None
 
 

@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import pwd
+import shlex
 import time
 
 from vibemq.errors import AlreadyRunning, ConfigError, SetupError
@@ -68,13 +69,18 @@ def is_served(path: str) -> bool:
     return False
 
 
-def prepare(path: str) -> None:
-    """Make the directory and its folder of streams, mode 0700.  Raises SetupError."""
+def prepare(path: str, user: str = "") -> None:
+    """Make the directory and its folder of streams, mode 0700; `user` is the account that it is given to later.
+
+    Raises SetupError.
+    """
     if os.path.exists(f"{path}/{BACKUP}"):
         raise SetupError(
             f"{path} is a backup, which stays as it is",
-            hint=f"`vibemq restore {path} --data-dir FOLDER` makes a data directory of it",
+            hint=f"`vibemq restore {shlex.quote(path)} --data-dir FOLDER` makes a data directory of it",
         )
+    if user and os.path.isdir(path):
+        _require_ours(path, user)
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         for folder in (path, f"{path}/streams"):
@@ -82,15 +88,31 @@ def prepare(path: str) -> None:
                 os.mkdir(folder, 0o700)
         if refused := ownership.refusal(path, directory=True):
             raise SetupError(f"cannot use the data directory {path}: {refused.why}", hint=refused.hint)
-        if os.stat(path).st_mode & 0o077:
-            log.warning("%s may be entered by other accounts; `chmod 700 %s` keeps messages private", path, path)
+        if os.stat(path).st_mode & 0o077 and ownership.is_ours(path):
+            said = "%s may be entered by other accounts; `chmod 700 %s` keeps messages private"
+            log.warning(said, path, shlex.quote(path))
+        elif os.stat(path).st_mode & 0o077:
+            said = "%s is open to other accounts and has other files; give messages a directory of their own"
+            log.warning(said, path)
     except OSError as problem:
-        refused = ownership.of_error(problem, str(problem.filename or path), directory=True)
+        refused = ownership.of_error(problem, str(problem.filename or path), directory=True, data_dir=path)
         raise SetupError(
             f"cannot use the data directory {path}: "
             + (refused.why if refused else f"{_why(problem)} ({problem.filename})"),
             hint=refused.hint if refused else "choose another with --data-dir, or make this one writable",
         ) from None
+
+
+def _require_ours(path: str, user: str) -> None:
+    """Raises SetupError if an account would be given files that are not a broker's."""
+    if os.geteuid() != 0 or os.stat(path).st_uid == account_of(user).pw_uid or ownership.is_ours(path):
+        return
+    others = ", ".join((ownership.others_in(path) or [])[:3])
+    raise SetupError(
+        f"cannot use the data directory {path}: account {user} would be given it and other files than a broker's"
+        + (f" ({others})" if others else ""),
+        hint=f"name a directory of its own: --data-dir {shlex.quote(os.path.join(path, 'vibemq'))}",
+    )
 
 
 def _why(problem: OSError) -> str:
@@ -183,7 +205,7 @@ def account_of(user: str) -> pwd.struct_passwd:
     except KeyError:
         raise ConfigError(
             f"server.user: there is no account {user!r} on this machine",
-            hint=f"`useradd --system {user}` makes one",
+            hint=f"`useradd --system {shlex.quote(user)}` makes one",
         ) from None
     if os.geteuid() not in (0, account.pw_uid):
         raise ConfigError(
@@ -201,7 +223,7 @@ def drop_privileges(user: str, path: str) -> None:
     if os.stat(path).st_uid != account.pw_uid:
         _give(path, account.pw_uid, account.pw_gid)
     else:
-        for name in os.listdir(path):  # what this start has just made as root: lock, meta.db
+        for name in filter(ownership.OURS.fullmatch, os.listdir(path)):  # made as root by this start: lock, meta.db
             os.chown(f"{path}/{name}", account.pw_uid, account.pw_gid, follow_symlinks=False)
     os.initgroups(user, account.pw_gid)
     os.setgid(account.pw_gid)

@@ -35,7 +35,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "clock_not_kept": ("%s cannot be written: after the next start the clock is not believed at once: %s",),
     "log_lines_dropped": ("%d lines of this log were dropped: nobody read standard error, or its disk stalled",),
     "superuser_made": ("user %r is the superuser, with the password of the configuration",),
-    "data_directory_open_to_others": ("%s may be entered by other accounts; `chmod 700 %s` keeps messages private",),
+    "data_directory_open_to_others": (
+        "%s may be entered by other accounts; `chmod 700 %s` keeps messages private",
+        "%s is open to other accounts and has other files; give messages a directory of their own",
+    ),
     "identity_made_again": (
         "%s was damaged and is created again; Spark on this machine reads over TCP until it plans again",
         "%s was missing and is created again; a bucket with the old identity refuses it",
@@ -472,8 +475,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "remote_stub_made_again": ("%s was damaged: it is made again from the name of object %s",),
     "remote_stub_damaged": ("stream %r: a damaged stub is not made again: %s",),
     "remote_objects_kept": (
-        "objects of earlier epochs stay in the bucket: some were not whole at a start, as %s says; delete that "
-        "file once nobody wants to put them back",
+        "objects of earlier epochs stay in the bucket: some were not whole at a start, as %s says; move that "
+        "file away once nobody wants to put them back",
     ),
     "remote_object_not_created": (
         "a write-ahead object was not created: %s",

@@ -20,6 +20,7 @@ import mmap
 import os
 import resource
 import selectors
+import shlex
 import signal
 import socket
 import time
@@ -154,7 +155,7 @@ class Supervisor:
         datadir.require_proc()
         require_calls()
         self._raise_file_size()
-        datadir.prepare(self.data_dir)
+        datadir.prepare(self.data_dir, self.config.server.user)
         self.lock_fd = datadir.acquire(self.data_dir)  # closed by the end of the last process only
         boot = datadir.boot_id()
         self.lease = lease.take(self.data_dir, self.lock_fd, boot)
@@ -255,7 +256,7 @@ class Supervisor:
             _, address = listeners.resolve(host)
             has_users = makes_one or metadata.users() or self.config.oauth.jwks
             if not listeners.is_loopback(address) and not has_users:
-                add = f"make one with `vibemq users add NAME --data-dir {self.data_dir}`"
+                add = f"make one with `vibemq users add NAME --data-dir {shlex.quote(self.data_dir)}`"
                 raise ConfigError(
                     f"refusing to listen on {host}: other machines can reach it, "
                     "and no user with a password of its own exists",

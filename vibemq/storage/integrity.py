@@ -154,7 +154,8 @@ def require_whole(database: str, boot: str, *, is_restorable: bool) -> bool:
                 "ERR_CORRUPT",
                 f"{database} is missing, and {path_of(database)} says that users or streams were in it; "
                 "nothing was changed",
-                hint=f"restore it from a backup, or remove {path_of(database)} to begin with no user and no stream",
+                hint=f"restore it from a backup; to begin with no user and no stream, move {path_of(database)} to "
+                "another folder",
             )
         if not is_restorable:
             _require_no_logs(database)
@@ -172,8 +173,8 @@ def require_whole(database: str, boot: str, *, is_restorable: bool) -> bool:
         "ERR_CORRUPT",
         f"{database} is damaged: since the broker was stopped its content has changed ({size} bytes, "
         f"{check.size_bytes} at the stop); nothing was changed",
-        hint="restore the data directory from a backup or the bucket; where it was changed on purpose, remove "
-        f"{path_of(database)} and start again",
+        hint="restore the data directory from a backup or the bucket; where it was changed on purpose, move "
+        f"{path_of(database)} to another folder and start again",
     )
 
 
@@ -238,7 +239,7 @@ def require_synced(database: str, number: int) -> None:
 def _accept(database: str, what: str) -> str:
     return (
         f"restore the data directory from a backup or the bucket; to accept {what} as they are now, "
-        f"remove {path_of(database)} and start again"
+        f"move {path_of(database)} to another folder and start again"
     )
 
 
@@ -375,8 +376,8 @@ def _parsed(path: str, there: bytes) -> Check:
         raise StorageError(
             "ERR_CORRUPT",
             f"{path} is damaged: no copy in it fits its checksum; nothing was changed",
-            hint="restore the data directory from a backup or the bucket; or remove this file, start again, and look "
-            "with `vibemq users list` whether all users are there",
+            hint="restore the data directory from a backup or the bucket; or move this file to another folder, start "
+            "again, and look with `vibemq users list` whether all users are there",
         )
     found = json.loads(said)
     if found.pop("format") != FORMAT:

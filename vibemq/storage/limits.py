@@ -112,7 +112,7 @@ class Limits(Vhosts):
                 if had + count > most:
                     raise LimitExceeded(
                         f"{_of(kind, name)}: {'streams' if narrower else 'queues and streams'}", had + count, most,
-                        hint=f"delete some, or have an administrator raise {limit} (`vibemq ctl set_{kind}_limits`)",
+                        hint=f"have an administrator raise {limit} (`vibemq ctl set_{kind}_limits`), or do with fewer",
                     )  # fmt: skip
 
     def _add_creator(self, db: sqlite3.Connection, incarnation: str, user: str) -> None:

@@ -360,7 +360,7 @@ class Metadata(Routing, Policies, Transactions, Limits):
             count = db.execute(f"SELECT COUNT(*) FROM streams WHERE {where}", values).fetchone()[0] + len(names)
             if count > most:
                 what = f"cannot create stream {names[0]!r}: number of streams{of}"
-                raise LimitExceeded(what, count, most, hint=f"delete streams or raise store.{option}")
+                raise LimitExceeded(what, count, most, hint=f"raise store.{option}, or do with fewer")
 
         limit(streams_max, "streams_max", "", "vhost <> ?", STAGING)
         if vhost_streams_max:

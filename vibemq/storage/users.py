@@ -10,6 +10,7 @@ a hash and names no verifier takes the old one away, for it would let the old pa
 """
 
 import json
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
@@ -47,7 +48,7 @@ class Users(Database):
         """
         with self._changing_accounts() as db:
             if self.find_user(name):
-                hint = f"`vibemq users passwd {name}` changes the password"
+                hint = f"`vibemq users passwd {shlex.quote(name)}` changes the password"
                 raise UserExists(f"user {name!r} exists already", hint=hint)
             if is_superuser is None:
                 is_superuser = self._row("SELECT 1 FROM users LIMIT 1") is None

@@ -58,7 +58,7 @@ class Vhosts(Users):
         with self._changing_accounts() as db:
             self.require_vhost(name)
             if self._row("SELECT 1 FROM streams WHERE vhost = ? LIMIT 1", name):
-                raise UserError(f"virtual host {name!r} has streams", hint="delete them first")
+                raise UserError(f"virtual host {name!r} has streams", hint="only an empty one can be deleted")
             db.execute("DELETE FROM vhosts WHERE name = ?", (name,))
             db.execute("UPDATE accounts SET policy_changes = policy_changes + 1")
 
