@@ -7,7 +7,8 @@
  *
  * The file `stalled` has the name of a call, or `*`, a blank, and a part of a path.  While it exists, such a call that
  * changes a file with that part in its path waits.  It appends a line to the file `calls` first: process, thread, name of
- * the call, path.  The file `traced` has the same form; its calls append such a line and do not wait.
+ * the call, path.  The file `traced` has the same form; its calls append such a line and do not wait.  So has `slow`; its calls
+ * append such a line and take SLOW_MS longer.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -23,6 +24,8 @@
 #include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
+
+#define SLOW_MS 20
 
 #define REAL(name) \
     static __typeof__(name) *real; \
@@ -68,6 +71,10 @@ static void meet(const char *call, const char *path)
     int before = errno;
     if (!folder) return;
     if (concerns(folder, "traced", call, path)) note(folder, call, path);
+    if (concerns(folder, "slow", call, path)) {
+        note(folder, call, path);
+        usleep(SLOW_MS * 1000);
+    }
     /* The kernel opens a file that is there without asking the disk, as long as it knows its name. */
     if (strcmp(call, "open") != 0 && concerns(folder, "stalled", call, path)) {
         note(folder, call, path);

@@ -59,12 +59,16 @@ class HeldDisk:
     def unstall(self) -> None:
         (self._folder / "stalled").unlink(missing_ok=True)
 
+    def slow(self, part: object) -> None:
+        """Let each call that changes a file with `part` in its path take 20 ms longer from now on."""
+        self._set("slow", f"* {part}")
+
     def trace(self, part: object) -> None:
         """Note each call on files whose path contains `part` in `calls`, without a wait."""
         self._set("traced", f"* {part}")
 
     def calls(self) -> list[DiskCall]:
-        """Calls that were traced, or that wait or have waited."""
+        """Calls that were traced, were slow, or that wait or have waited."""
         file = self._folder / "calls"
         lines = [line.split(" ", 3) for line in file.read_text().splitlines()] if file.exists() else []
         return [DiskCall(int(pid), int(thread), name, path) for pid, thread, name, path in lines]

@@ -13,6 +13,7 @@
 static struct calls own; /* of a process without a seat */
 static struct calls *here = &own;
 static _Atomic int64_t stall_ended_ms; /* when the last call of calls_have_stalled ended; 0: there was none */
+static _Thread_local int64_t turn_ms, turn_calls; /* calls of calls_have_stalled in this turn of the first thread */
 static _Thread_local uint32_t mine; /* the entry that this thread used last; 0: none yet, or it is the seat's first thread */
 static _Thread_local bool is_first;
 
@@ -90,13 +91,29 @@ struct call *call_begin(enum call_kind kind, const char *path)
     return c;
 }
 
+static bool is_for_appends(enum call_kind kind)
+{
+    return kind == CALL_OPEN || kind == CALL_WRITE || kind == CALL_TRUNCATE || kind == CALL_RENAME;
+}
+
+void calls_turn(void) { turn_ms = turn_calls = 0; }
+
+/* The coarse clock shows a quick call as 0 or as a whole tick; their sum is right on average. */
+static void count_in_turn(const struct call *c, int64_t now_ms, int64_t ms)
+{
+    if (!is_for_appends((enum call_kind)atomic_load_explicit(&c->kind, memory_order_relaxed))) return;
+    turn_ms += ms;
+    turn_calls++;
+    if (turn_ms > CALLS_STALLED_MS && turn_ms >= CALLS_EACH_MS * turn_calls)
+        atomic_store_explicit(&stall_ended_ms, now_ms, memory_order_relaxed);
+}
+
 static void count_slow(const struct call *c, int64_t now_ms, uint64_t ms)
 {
     enum call_kind kind = (enum call_kind)atomic_load_explicit(&c->kind, memory_order_relaxed);
     atomic_fetch_add_explicit(&here->slow[kind], 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&here->slow_ms[kind], ms, memory_order_relaxed);
-    bool is_for_appends = kind == CALL_OPEN || kind == CALL_WRITE || kind == CALL_TRUNCATE || kind == CALL_RENAME;
-    if (is_for_appends && ms > CALL_STALLED_MS)
+    if (is_for_appends(kind) && ms > CALL_STALLED_MS)
         atomic_store_explicit(&stall_ended_ms, now_ms, memory_order_relaxed);
 
     int64_t minute = now_ms / MINUTE_MS;
@@ -122,6 +139,7 @@ void call_end(struct call *c)
 {
     if (!c) return;
     int64_t now_ms = calls_now_ms(), ms = now_ms - atomic_load_explicit(&c->since_ms, memory_order_relaxed);
+    if (is_first) count_in_turn(c, now_ms, ms);
     if (ms > CALL_SLOW_MS) {
         int kept = errno;
         count_slow(c, now_ms, (uint64_t)ms);

@@ -21,6 +21,9 @@
 #define CALL_PATH_BYTES 232u /* the end of the path; with the other fields 256 bytes */
 #define CALL_SLOW_MS 50      /* calls that took longer are counted */
 #define CALL_STALLED_MS 200  /* longer than that is the disk: a busy machine takes the processor away for less */
+/* The same of all calls between two of calls_turn, if they took so long on average: quick calls may be many. */
+#define CALLS_STALLED_MS 100
+#define CALLS_EACH_MS 2
 
 enum call_kind {
     CALL_NONE,
@@ -75,8 +78,11 @@ struct call *call_begin(enum call_kind kind, const char *path);
 void call_end(struct call *c);
 
 /* Has a call of this process above CALL_STALLED_MS that opens, writes, cuts or renames a file ended in the last `ms`
- * milliseconds?  Syncs and removals take long on a healthy disk.  Costs one load while there was none. */
+ * milliseconds?  Syncs and removals take long on a healthy disk.  The calls of one turn of the first thread count as one above
+ * CALLS_STALLED_MS.  Costs one load while there was none. */
 bool calls_have_stalled(int64_t ms);
+/* A turn of the calling thread begins. */
+void calls_turn(void);
 
 /* How long the first thread of this process has been in its call, in milliseconds; 0: in none, or it waits for a lock. */
 int64_t calls_first_ms(void);

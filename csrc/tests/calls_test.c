@@ -18,6 +18,30 @@ static struct calls *seat_new(void)
 /* As if the call had begun so long ago. */
 static void backdate(struct call *c, int64_t ms) { atomic_fetch_sub(&c->since_ms, ms); }
 
+/* Whether `count` calls of so many milliseconds each, in one turn, show a disk that stalls. */
+static bool stalled_by(int count, int64_t ms)
+{
+    calls_turn();
+    for (int i = 0; i < count; i++) {
+        struct call *c = call_begin(CALL_WRITE, "a");
+        backdate(c, ms);
+        call_end(c);
+    }
+    return calls_have_stalled(60000);
+}
+
+/* First of all tests: that a call has stalled is never forgotten. */
+TEST(many_short_calls_of_one_turn_show_a_stalled_disk_and_many_quick_ones_do_not)
+{
+    struct calls *seat = seat_new();
+    EXPECT(!stalled_by(9, 10));
+    EXPECT(!stalled_by(9, 10)); /* of another turn */
+    EXPECT(!stalled_by(500, 1));
+    EXPECT(stalled_by(15, 10));
+    calls_sit(NULL);
+    free(seat);
+}
+
 TEST(a_running_call_is_seen_with_its_kind_and_path_and_not_when_it_has_ended)
 {
     struct calls *seat = seat_new();

@@ -203,6 +203,61 @@ def test_everything_else_goes_on_while_the_disk_of_one_log_stalls(
     assert publisher.confirmed(1) == [earlier + 2]
 
 
+def test_a_first_stall_within_the_input_of_a_connection_stops_nobody_else(
+    disk: HeldDisk, tmp_path: Path, stack: ExitStack
+):
+    """The segments are small, so a frame fills several batches."""
+    folder = tmp_path / "data"
+    running = stack.enter_context(broker(folder, workers=1, through=disk.through))
+    stack.callback(disk.unstall)
+    publisher = stack.enter_context(connected(running))
+    publisher.create(DISK_STREAM, **SMALL)
+    publisher.declare(DISK_STREAM)
+    disk.stall(log_of(folder, DISK_STREAM))
+    publisher.publish([(number, b"%04d" % number * 250) for number in range(20)])
+    disk.wait_until_stalled("pwritev")
+    other = stack.enter_context(connected(running))
+    other.create("other")
+    other.store("other", [b"stored"])
+    assert not publisher.has_frame(), "nothing is confirmed early"
+
+    disk.unstall()
+    assert publisher.confirmed(20) == list(range(20))
+    other.subscribe(DISK_STREAM, credit=100)
+    chunks = [other.chunk()]
+    while (read := sum(chunk.records for chunk in chunks)) < 20:
+        chunks.append(other.chunk())
+    assert read == 20
+    data = b"".join(bytes(chunk.data) for chunk in chunks)
+    assert sorted(range(20), key=lambda number: data.index(b"%04d" % number * 250)) == list(range(20))
+
+
+def test_appends_that_are_slow_together_leave_the_loop_as_one_does_that_stalls(
+    disk: HeldDisk, tmp_path: Path, stack: ExitStack
+):
+    """None of them takes long, but those of one turn do: a login would wait for all of them in each of its turns."""
+    folder = tmp_path / "data"
+    running = stack.enter_context(broker(folder, workers=1, through=disk.through))
+    publisher = stack.enter_context(connected(running))
+    streams = [f"{DISK_STREAM}{number}" for number in range(20)]
+    for number, stream in enumerate(streams):
+        publisher.create(stream)
+        publisher.declare(stream, number)
+    disk.slow(folder / "streams")
+
+    def publish() -> set[int]:
+        """To all of them in one turn; which threads have appended it."""
+        before = len(disk.calls())
+        publisher.send(*(publish_frame([(1, b"slow")], number) for number in range(len(streams))))
+        for _ in streams:
+            publisher.expect(Key.PUBLISH_CONFIRM)
+        return {call.thread for call in disk.calls()[before:] if call.name.startswith("pwritev")}
+
+    (loop,) = running.worker_pids()
+    assert loop in publish()
+    assert loop not in publish()
+
+
 def more(running: Running, peers: list[Peer]) -> Peer:
     """A connection that has not logged in: a worker that waits for the disk could not answer."""
     peers.append(Peer(running))

@@ -9,7 +9,8 @@ cdef class SpareBatches
 from vibemq.broker.stream cimport Stream
 
 
-# A batch whose append a helper thread does.
+# A batch that is appended later than its messages came: by a helper thread, or (a full one) when the input of its
+# connection has been handled.
 cdef class HandedBatch:
     cdef batch *raw
     cdef bint sealed
@@ -21,31 +22,40 @@ cdef class HandedBatch:
     cdef fault f
     cdef err e
 
+    cdef int run(self) except -1
 
-# Of one stream: its batches that helper threads append, one at a time.
+
+# Of one stream: its batches that are appended later, one at a time.
 cdef class Appends:
     cdef Stream stream
-    cdef object queue               # deque of HandedBatch; a helper thread has the first one
+    cdef object queue               # deque of HandedBatch
+    cdef bint started               # a helper thread has the first one, or the thread that was replaced
     cdef readonly uint64_t records, size
 
     # The stream's batch follows, now or (not `must`) when the batch before it is done.
     cdef int add(self, bint must, bint sealed) except -1
+    # The stream's batch is full: `append_here` follows in this turn.
+    cdef int keep(self) except -1
+    # Append all of the queue in the loop, or have a helper thread append it while the disk is slow.
+    cdef int append_here(self) except -1
     cdef int _take(self, HandedBatch handed, bint sealed) except -1
     cdef int _start(self) except -1
+    cdef int _tell(self, HandedBatch handed) except -1
     # Of all its batches.
     cdef list users(self)
 
 
 cdef class Disk:
-    cdef readonly int handed        # batches of all streams that helper threads append
-    cdef bint may_yield             # the loop appends at the end of its turn: nothing else of the turn is under way
-    cdef Stream appending           # whose batch it appends then
+    cdef readonly int handed        # logs to which helper threads append now
+    cdef bint may_yield             # the loop appends, and nothing else of the turn is half done
+    cdef Stream appending           # whose batch it appends then,
+    cdef bint is_kept               # which is the first one of its queue, and not the open one
     cdef HandedBatch taken          # that batch, once another thread has taken the loop over
 
     # Do helper threads append now?
     cdef bint is_slow(self) noexcept
-    # The append has returned, in the thread that was replaced meanwhile.  Raises Displaced.
-    cdef int displaced(self, err e, fault *f, log_appended *done) except -1
+    # The append of `taken` has returned, in the thread that was replaced meanwhile.  Raises Displaced.
+    cdef int displaced(self) except -1
 
 
 # Empty batches with their memory: only streams with something to persist hold one.

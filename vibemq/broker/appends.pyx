@@ -7,9 +7,10 @@ that need nothing of that log.  The same follows if the lock of a log cannot be 
 holds it in its own slow write.
 
 The first slow write of a worker is in its loop: the kernel has no buffered write on ext4 that refuses instead of waiting
-(RWF_NOWAIT), and a hand-over for each append costs more than the append.  If it is the append at the end of a turn, another
-thread takes the loop over (server/substitute.py): the batch counts as handed over then, and the thread that returns from
-the system call leaves its turn (Displaced) and gets the loop back.
+(RWF_NOWAIT), and a hand-over for each append costs more than the append.  If nothing else of the turn is half done then,
+another thread takes the loop over (server/substitute.py): the batch counts as handed over then, and the thread that returns
+from the system call leaves its turn (Displaced) and gets the loop back.  So a batch that is full in the middle of a
+connection's input is kept, and appended before the next connection is read.
 
 The thread that appends takes and releases the log's robust mutex itself.  A log has one such batch at a time; messages
 that follow collect in the next batch.  Messages of handed batches count as unconfirmed and as parked for their client, so
@@ -25,7 +26,7 @@ from posix.unistd cimport usleep
 from vibemq.broker.stream cimport StreamUser
 from vibemq.storage cimport core
 from vibemq.storage.calls cimport CALL_STALLED_MS, calls_have_stalled, calls_first_ms, calls_replace
-from vibemq.storage.core cimport OK
+from vibemq.storage.core cimport ERR_BUSY, OK
 
 from vibemq.once_a_minute import OnceAMinute
 
@@ -35,7 +36,8 @@ says_full = OnceAMinute(logger, logging.WARNING)
 cdef enum:
     QUIET_MS = 60_000
     LOOK_US = 100_000                # ten wake-ups a second: a hundredth of a thousandth of a processor
-    HANDED_BYTES_MAX = 64 << 20      # of one log: some 30 batches of the largest size
+    HANDED_BYTES_MAX = 64 << 20      # of one log: one batch of the largest size
+    KEPT_BYTES_MAX = 8 << 20         # of full batches of one log, until the input of a connection has been handled
     # Counted as parked for each publisher above that, so that none is read (PARKED_BYTES_MAX in broker/client.pyx).
     SIZE_OF_A_FULL_LOG = (16 << 20) + 1
     # Batches kept with their memory (up to 2 MiB each): more streams than this in one turn is rare.
@@ -49,10 +51,15 @@ class Displaced(BaseException):
 cdef class HandedBatch:
     def append(self):
         """In a helper thread."""
+        self.run()
+
+    cdef int run(self) except -1:
         with nogil:
             self.e = OK if self.sealed else core.batch_seal(self.raw, &self.f)
             if self.e == OK:
+                self.sealed = True
                 self.e = core.log_append(self.log.raw, self.raw, &self.appended, &self.f)
+        return 0
 
 
 cdef class Appends:
@@ -63,8 +70,37 @@ cdef class Appends:
         if self.queue and not must:
             return 0  # the batch stays open, and `done` goes on with it
         self._take(HandedBatch(), sealed)
-        if len(self.queue) == 1:
-            self._start()
+        return 0 if self.started else self._start()
+
+    cdef int keep(self) except -1:
+        if self.size + self.stream.batch.size > KEPT_BYTES_MAX:
+            return self.stream.persist()
+        self._take(HandedBatch(), False)
+        self.stream.table.full.append(self.stream)
+        return 0
+
+    cdef int append_here(self) except -1:
+        cdef Disk disk = self.stream.table.disk
+        cdef HandedBatch handed
+        cdef bint may_yield = disk.may_yield
+        disk.may_yield = False  # what is told to users may append more, in the middle of it
+        while self.queue and not self.started:
+            if disk.is_slow():
+                self._start()
+                break
+            handed = self.queue[0]
+            if may_yield:
+                disk.appending, disk.is_kept = self.stream, True
+            handed.run()
+            if disk.taken is not None:
+                disk.displaced()
+            disk.appending = None
+            if handed.e == ERR_BUSY:
+                self._start()
+                break
+            self.queue.popleft()
+            self._tell(handed)
+        disk.may_yield = may_yield
         return 0
 
     cdef int _take(self, HandedBatch handed, bint sealed) except -1:
@@ -80,7 +116,6 @@ cdef class Appends:
         self.size += handed.size
         stream.handed += 1
         stream.handed_records = self.records
-        stream.table.disk.handed += 1
         share = handed.size // len(waiting)
         if self.size > HANDED_BYTES_MAX:
             share = SIZE_OF_A_FULL_LOG
@@ -97,23 +132,30 @@ cdef class Appends:
 
     cdef int _start(self) except -1:
         cdef HandedBatch handed = self.queue[0]
+        self.started = True
+        self.stream.table.disk.handed += 1
         self.stream.table.helpers.submit_append(handed.append, self.done)
         return 0
 
     def done(self, _, error):
-        """In the loop."""
+        """In the loop, after `_start`."""
         cdef HandedBatch handed = self.queue.popleft()
+        self.started = False
+        self.stream.table.disk.handed -= 1
+        if self.queue:
+            self._start()
+        self._tell(handed)
+        if self.stream.waiting and not self.queue:
+            self.stream.persist()
+
+    cdef int _tell(self, HandedBatch handed) except -1:
+        """What became of a batch that is not in the queue any more."""
         cdef Stream stream = self.stream
         self.records -= handed.records
         self.size -= handed.size
         stream.handed -= 1
         stream.handed_records = self.records
-        stream.table.disk.handed -= 1
-        if self.queue:
-            self._start()
-        stream.appended(handed.raw, handed.users, True, handed.e, &handed.f, &handed.appended, handed.began_us)
-        if stream.waiting and not self.queue:
-            stream.persist()
+        return stream.appended(handed.raw, handed.users, True, handed.e, &handed.f, &handed.appended, handed.began_us)
 
 
 cdef class Disk:
@@ -121,8 +163,8 @@ cdef class Disk:
         return self.handed > 0 or calls_have_stalled(QUIET_MS)
 
     def take_over(self) -> bool:
-        """Wait for some time, without the interpreter's lock.  If the loop is in a slow append at the end of its turn then,
-        take the loop over for the calling thread, and return True."""
+        """Wait for some time, without the interpreter's lock.  If the loop is in a slow append then, and may yield, take the
+        loop over for the calling thread, and return True."""
         cdef HandedBatch handed = HandedBatch()
         cdef Stream stream
         cdef Appends appends
@@ -137,9 +179,12 @@ cdef class Disk:
         # Nothing from here to the assignment of `taken` runs Python code, so the append cannot return to its turn between.
         if self.appending is not stream or calls_first_ms() <= CALL_STALLED_MS:
             return False
-        self.taken = handed
+        self.taken = appends.queue[0] if self.is_kept else handed
         stream.appends = appends
-        appends._take(handed, True)
+        if not self.is_kept:
+            appends._take(handed, True)
+        appends.started = True
+        self.handed += 1
         stream.table.resume_persist()
         stream.table.helpers.count_append()  # until `done`
         calls_replace(True)
@@ -149,10 +194,8 @@ cdef class Disk:
         """By the same thread, at the end of a turn."""
         calls_replace(False)
 
-    cdef int displaced(self, err e, fault *f, log_appended *done) except -1:
-        cdef HandedBatch handed = self.taken
+    cdef int displaced(self) except -1:
         cdef Appends appends = self.appending.appends
-        handed.e, handed.f, handed.appended = e, f[0], done[0]
         self.taken = self.appending = None
         appends.stream.table.helpers.finish(appends.done)
         raise Displaced

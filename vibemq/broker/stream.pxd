@@ -19,8 +19,8 @@ cdef class StreamUser:
     cdef int on_news(self) except -1
     # What this user put into the batch is in the log within [first_offset, next_offset), or (not `ok`) is not.
     cdef int on_persisted(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
-    # The batch goes to a helper thread (appends.pyx); messages that follow belong to another batch.  `size`: this user's part
-    # of it in bytes.
+    # The batch is appended later (appends.pyx); messages that follow belong to another batch.  `size`: this user's part of it
+    # in bytes.
     cdef int on_handed(self, size_t size) except -1
     # As on_persisted, of the oldest batch for which on_handed was called.
     cdef int on_appended(self, bint ok, uint64_t first_offset, uint64_t next_offset) except -1
@@ -42,7 +42,7 @@ cdef class Stream:
     cdef readonly uint64_t duplicates  # dropped from the batch that was persisted last: offsets do not follow from places
     cdef uint32_t chunk_messages    # with what the next batch's chunks begin: they double while much is published
     cdef list waiting               # users with entries in the batch
-    cdef object appends             # batches that helper threads append (appends.pyx Appends); None: there was none yet
+    cdef object appends             # batches that are appended later (appends.pyx Appends); None: there was none yet
     cdef readonly int handed        # how many there are now
     cdef readonly uint64_t handed_records
     cdef list readers               # users to tell of news
@@ -80,10 +80,12 @@ cdef class Stream:
     cdef bint await_chunk(self, StreamUser user, object what, uint64_t chunk) except -1
     # Append the batch, or have a helper thread append it while the disk is slow; it may stay open then.
     cdef int persist(self) except -1
-    # The same when the batch is full: the next entry finds another one.
+    # The batch is full: the next entry finds another one.
     cdef int next_batch(self) except -1
+    # No batch stays open.
+    cdef int finish_batch(self) except -1
     cdef int _hand_over(self, bint must, bint sealed) except -1
-    # The batch was appended, or (e) was not; `handed`: by a helper thread.
+    # The batch was appended, or (e) was not; `handed`: its users were told that it would be later.
     cdef int appended(self, batch *appended_batch, list users, bint handed, err e, fault *f, log_appended *done,
                       int64_t began_us) except -1
     cdef int news(self) except -1
@@ -113,11 +115,13 @@ cdef class StreamTable:
     cdef list by_slot
     cdef list dirty
     cdef list persisting            # streams whose turn comes in `persist`, the next one last
+    cdef list full                  # streams with full batches
     cdef Py_ssize_t ticked          # how far the round of ticks has come
     cdef dict appending             # streams whose logs hold descriptors, longest first
     cdef SpareBatches spares
 
     cdef int persist(self) except -1
+    cdef int persist_full(self) except -1
     cpdef int release_if_unused(self, Stream stream) except -1
     cdef int _let_go(self, Stream stream) except -1
     cdef int _look(self, Stream stream) except -1

@@ -20,7 +20,7 @@ from functools import partial
 from libc.errno cimport EFBIG
 from libc.stdlib cimport free
 
-from vibemq.broker.appends cimport Appends, Disk, SpareBatches
+from vibemq.broker.appends cimport Appends, Disk, HandedBatch, SpareBatches
 from vibemq.broker.publisher_names cimport PublisherNames
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_BUSY, ERR_DISK_FULL, OK, commit, err, fault, log_appended
@@ -180,19 +180,24 @@ cdef class Stream:
         cdef log_appended done
         cdef fault f
         cdef err e
+        cdef HandedBatch taken
+        if self.handed:
+            (<Appends> self.appends).append_here()
         if not self.waiting:
             return 0
         self.chunk_messages = core.batch_chunk_messages_next(self.batch)
         if self.table.disk.is_slow():
             return self._hand_over(False, False)
         if self.table.disk.may_yield:
-            self.table.disk.may_yield, self.table.disk.appending = False, self
+            self.table.disk.may_yield, self.table.disk.appending, self.table.disk.is_kept = False, self, False
         with nogil:
             e = core.batch_seal(self.batch, &f)
             if e == OK:
                 e = core.log_append(self.log.raw, self.batch, &done, &f)
         if self.table.disk.taken is not None:
-            return self.table.disk.displaced(e, &f, &done)
+            taken = self.table.disk.taken
+            taken.e, taken.f, taken.appended = e, f, done
+            return self.table.disk.displaced()
         self.table.disk.appending = None
         if e == ERR_BUSY:
             return self._hand_over(True, True)
@@ -208,6 +213,14 @@ cdef class Stream:
         return any(getattr(user, "reference", None) == reference.encode() for user in users)
 
     cdef int next_batch(self) except -1:
+        if self.table.disk.is_slow():
+            return self._hand_over(True, False)
+        self.chunk_messages = core.batch_chunk_messages_next(self.batch)
+        if self.appends is None:
+            self.appends = Appends(self)
+        return (<Appends> self.appends).keep()
+
+    cdef int finish_batch(self) except -1:
         return self._hand_over(True, False) if self.waiting and self.table.disk.is_slow() else self.persist()
 
     cdef int _hand_over(self, bint must, bint sealed) except -1:
@@ -500,7 +513,7 @@ cdef class StreamTable:
         self.helpers, self.log_directory = helpers, log_directory
         self.by_name = {}
         self.by_slot = [None] * core.DOORBELL_SLOTS_MAX
-        self.dirty, self.persisting = [], []
+        self.dirty, self.persisting, self.full = [], [], []
         self.disk, self.spares = Disk(), SpareBatches()
         self.appending = {}
         self.says = OnceAMinute(logger, logging.ERROR)
@@ -587,8 +600,8 @@ cdef class StreamTable:
     cdef int _let_go(self, Stream stream) except -1:
         """Tell all users on this worker that they have lost it."""
         cdef StreamUser user
-        if stream.waiting:
-            stream.next_batch()  # a deleted log refuses it: publishers get their errors
+        if stream.waiting or stream.handed:
+            stream.finish_batch()  # a deleted log refuses it: publishers get their errors
         users = list(stream.holders)
         stream.holders.clear()
         stream.readers.clear()
@@ -618,6 +631,21 @@ cdef class StreamTable:
             stream.dirty, self.disk.may_yield = False, True
             try:
                 stream.persist()
+            except Exception as problem:
+                faults.say_fault(problem, "stream %s: while persisting", stream.name)
+            self.disk.may_yield = False
+        return 0
+
+    cdef int persist_full(self) except -1:
+        """Append the full batches, between the inputs of two connections."""
+        cdef Stream stream
+        while self.full:
+            stream = self.full.pop()
+            if not stream.handed:
+                continue
+            self.disk.may_yield = True
+            try:
+                (<Appends> stream.appends).append_here()
             except Exception as problem:
                 faults.say_fault(problem, "stream %s: while persisting", stream.name)
             self.disk.may_yield = False

@@ -3,10 +3,11 @@
 
 The main thread runs the loop.  A stalled write to a log keeps it in a system call, and it cannot know that beforehand
 (broker/appends.pyx).  The substitute thread looks ten times a second, without the interpreter's lock.  If the main
-thread is in a slow append at the end of a turn, the substitute runs the next turns.  When the system call returns, the
-main thread leaves its turn (Displaced).  It gets the loop back at the end of a turn of the substitute.
+thread is in a slow append then, the substitute runs the next turns.  When the system call returns, the main thread
+leaves its turn (Displaced).  It gets the loop back at the end of a turn of the substitute.
 
-Only an append at the end of a turn is handed over in this way: at that place no other work of the turn is half done.
+Only appends at the end of a turn, and between the inputs of two connections, are handed over in this way: there no
+other work of the turn is half done.  Input that is not read yet is read in the next turn.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from vibemq.broker.stream cimport StreamTable
 from vibemq.net.connection cimport Connection, Room
 from vibemq.net.sockets cimport EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, READY_MAX, Poller
 from vibemq.storage cimport core
+from vibemq.storage.calls cimport calls_turn
 from vibemq.storage.meters cimport METER_ACCEPTED, Meters, now_us
 from vibemq.storage.shm cimport Board
 
@@ -180,6 +181,7 @@ cdef class Loop:
         """After the wait: the time, and what others ask, before any socket is read: a right that was revoked is gone."""
         cdef unsigned int requests
         core.doorbell_wake(self.board.raw, self.board.index)
+        calls_turn()
         self.meters.begin_turn()
         self.queues.now_ms = self.meters.turn_us // 1000
         requests = core.doorbell_requests_take(self.board.raw, self.board.index)
@@ -230,12 +232,16 @@ cdef class Loop:
             self._hear(len(found), False, timeout_ms)
             for key, mask in found:
                 self._on_event(key.fd, (EPOLLIN if mask & READ else 0) | (EPOLLOUT if mask & WRITE else 0))
+                if self.table.full:
+                    self.table.persist_full()
             return 0
         n = self.fast.wait(timeout_ms)
         self._awake()
         self._hear(n, self.fast.interrupted, timeout_ms)
         for i in range(n):
             self._on_event(self.fast.ready[i].data.fd, self.fast.ready[i].events)
+            if self.table.full:
+                self.table.persist_full()
         return 0
 
     cdef int _hear(self, int n, bint interrupted, int timeout_ms) except -1:

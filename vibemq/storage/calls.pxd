@@ -23,6 +23,7 @@ cdef extern from "base/calls.h" nogil:
     call *call_begin(int kind, const char *path)
     void call_end(call *c)
     boolean calls_have_stalled(int64_t ms)
+    void calls_turn()
     int64_t calls_first_ms()
     void calls_replace(boolean replaced)
     uint32_t calls_running(calls *seat, int64_t ms, call_seen *out, uint32_t count)
