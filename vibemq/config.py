@@ -301,6 +301,8 @@ class Admin(Struct, frozen=True, kw_only=True):
     tls_port: Port = 2936  # listened on where [tls] names a certificate
     # A page that Prometheus takes in a second; whoever wants more asks /metrics/detailed for it.
     metrics_objects_max: Annotated[int, Meta(ge=0, le=100_000)] = 1000
+    # Of a request with lines, when it is unpacked; agents send at most some MiB.
+    ingest_body_max_bytes: Annotated[int, Meta(ge=1024, le=1 << 26)] = 1 << 24
 
 
 class Config(Struct, frozen=True, kw_only=True):

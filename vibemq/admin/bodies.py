@@ -30,10 +30,11 @@ refusing = OnceAMinute(logging.getLogger("vibemq.admin"))
 
 
 class Bodies:
-    """Of some doors, for the loop's thread."""
+    """Of some doors, for the loop's thread; two of the largest bodies fit into the budget."""
 
-    def __init__(self) -> None:
-        self._free = BODIES_BYTES_MAX
+    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+        self._body_bytes_max, self._bytes_max = body_bytes_max, 2 * body_bytes_max
+        self._free = self._bytes_max
 
     @asynccontextmanager
     async def read(self, request: web.Request) -> AsyncIterator[bytearray]:
@@ -42,14 +43,14 @@ class Bodies:
 
         def cover(size: int) -> None:
             nonlocal taken
-            if size > BODY_BYTES_MAX:
-                raise Refused(413, "too_large", f"a body has at most {BODY_BYTES_MAX} bytes, and this has {size}")
+            if size > self._body_bytes_max:
+                raise Refused(413, "too_large", f"a body has at most {self._body_bytes_max} bytes, and this has {size}")
             more = max(0, size - SMALL_BODY_BYTES_MAX - taken)
             if more > self._free:
                 said = "%s: a body of %d bytes over HTTP was refused: all together have %d bytes at most"
                 count_refused()
-                refusing.say("bodies", said, request.remote or "vibemq ctl", size, BODIES_BYTES_MAX)
-                reason = f"other large bodies are being read, and all together have at most {BODIES_BYTES_MAX} bytes"
+                refusing.say("bodies", said, request.remote or "vibemq ctl", size, self._bytes_max)
+                reason = f"other large bodies are being read, and all together have at most {self._bytes_max} bytes"
                 raise Refused(503, "service_unavailable", f"{reason}: wait {RETRY_S} s", RETRY_S)
             taken += more
             self._free -= more

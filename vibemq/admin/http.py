@@ -26,8 +26,9 @@ from vibemq.access.scopes import TokenAccess
 from vibemq.access.users import GUEST, Authenticator, Verdict, basic_login, bearer_token
 from vibemq.admin.api.accounts import caller_of, caller_with
 from vibemq.admin.api.answering import handle
-from vibemq.admin.api.calls import NOBODY, OWNER, Answer, Caller, Refused, json_object, not_found, too_many
+from vibemq.admin.api.calls import NOBODY, OWNER, Answer, Caller, Refused, Upload, json_object, not_found, too_many
 from vibemq.admin.api.changes import audit, told
+from vibemq.admin.api.routes import takes_upload
 from vibemq.admin.api.service import Api
 from vibemq.admin.bodies import Bodies
 from vibemq.admin.failures import Failures
@@ -44,6 +45,7 @@ PREFIX = "/api"
 THREADS_MAX = 8
 CTL_THREADS_MAX = 2  # `vibemq ctl` is how one looks what holds the others
 METRICS_THREADS_MAX = 2
+INGEST_THREADS_MAX = 32  # requests with lines that are unpacked or wait for their confirms; the rest waits
 ACCOUNT_THREADS_MAX = 2  # who somebody is: reads a row, and never waits for anybody
 HEALTH_THREADS_MAX = 1  # for each path: what is asked there while workers hang waits for them
 HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine
@@ -104,6 +106,7 @@ class Server:
         self._threads = Threads(THREADS_MAX, "request")
         self._ctl_threads = Threads(CTL_THREADS_MAX, "ctl")
         self._metrics_threads = Threads(METRICS_THREADS_MAX, "metrics")
+        self._ingest_threads = Threads(INGEST_THREADS_MAX, "ingest")
         self._account_threads = Threads(ACCOUNT_THREADS_MAX, "account")
         self._health_threads = {path: Threads(HEALTH_THREADS_MAX, "health") for path in PUBLIC_HEALTH}
         self._hash_threads = Threads(HASH_THREADS_MAX, "hash")
@@ -111,6 +114,7 @@ class Server:
         in_thread = partial(_in_thread, self._account_threads)
         self._page = PageDoor(api, authenticator, self._caller, self._failed_login, in_thread)
         self._bodies, self._ctl_bodies = Bodies(), Bodies()
+        self._ingest_bodies = Bodies(api.config.admin.ingest_body_max_bytes)
         self._runners: list[web.AppRunner] = []
         self._servers: list[asyncio.Server | SecureServer] = []
         self._failures = Failures()
@@ -141,7 +145,7 @@ class Server:
             server.close()
         for runner in self._runners:
             await runner.cleanup()
-        kinds = self._threads, self._ctl_threads, self._metrics_threads, self._account_threads
+        kinds = self._threads, self._ctl_threads, self._metrics_threads, self._ingest_threads, self._account_threads
         for threads in (*kinds, *self._health_threads.values(), self._hash_threads, self._token_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -161,7 +165,8 @@ class Server:
                 timer.cancel()
             self._busy.add(request.protocol)
             try:
-                if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+                packed = request.headers.get("Content-Encoding", "identity").lower() != "identity"
+                if packed and not _takes_upload(request):
                     raise Refused(415, "unsupported_media_type", "bodies are not unpacked: send it as it is")
                 response = _response(await answer(request))
                 count_if_limited(response.status)
@@ -249,23 +254,42 @@ class Server:
             path = path.removeprefix(PREFIX)
         elif path not in _METRICS:
             raise not_found(f"paths begin with {PREFIX}")
+        if takes_upload(request.method, path):
+            return await self._store(request, caller, path)
         if not request.can_read_body or caller.level <= NOBODY:  # who has no tag changes nothing
             return await self._handle(request, caller, path, b"")
         async with (self._ctl_bodies if caller is OWNER else self._bodies).read(request) as body:
             return await self._handle(request, caller, path, body)
 
+    async def _store(self, request: web.Request, caller: Caller, path: str) -> Answer:
+        """Lines of agents: not in the log and not audited, as messages of any protocol."""
+        async with self._ingest_bodies.read(request) as body:
+            header = request.headers.get
+            upload = Upload(
+                body,
+                header("Content-Type", ""),
+                header("Content-Encoding", ""),
+                header("Publisher", ""),
+                header("Sequence", ""),
+            )
+            return await self._handled(self._ingest_threads, request, path, caller, request.query, {}, "", upload)
+
+    async def _handled(self, threads: Executor, request: web.Request, path: str, *arguments: Any) -> Answer:
+        method = "GET" if request.method == "HEAD" else request.method
+        try:
+            return cast(Answer, await _in_thread(threads, handle, self._api, method, path, *arguments))
+        except Exception as problem:  # a bug in this program; the process continues
+            faults.say_fault(problem, "%s %s failed by an error of ours", request.method, path)
+            return Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})
+
     async def _handle(self, request: web.Request, caller: Caller, path: str, raw: bytes | bytearray) -> Answer:
         threads = self._metrics_threads if path in _METRICS else self._threads
-        in_thread = partial(_in_thread, self._ctl_threads if caller is OWNER else threads)
+        threads = self._ctl_threads if caller is OWNER else threads
+        in_thread = partial(_in_thread, threads)
         body = await in_thread(json_object, raw) if raw else {}
         method = "GET" if request.method == "HEAD" else request.method
         reason = request.headers.get("X-Reason", "")
-        answer: Answer
-        try:
-            answer = await in_thread(handle, self._api, method, path, caller, request.query, body, reason)
-        except Exception as problem:  # a bug in this program; the process continues
-            faults.say_fault(problem, "%s %s failed by an error of ours", request.method, path)
-            answer = Answer(500, {"error": "internal_error", "reason": "the log of the broker says why"})
+        answer = await self._handled(threads, request, path, caller, request.query, body, reason)
         if method != "GET" and answer.status < 300 and path != CHANGES:  # which says itself who did what
             log.info("%s %s%s, by %s", method, path, _detail(body), caller.name or "vibemq ctl")
             if self._api.audit is not None:
@@ -345,6 +369,11 @@ class _Refusal(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.abort()
+
+
+def _takes_upload(request: web.Request) -> bool:
+    path = request.rel_url.raw_path
+    return path.startswith(f"{PREFIX}/") and takes_upload(request.method, path.removeprefix(PREFIX))
 
 
 def _from_another_page(request: web.Request) -> bool:

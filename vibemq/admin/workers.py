@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vibemq.errors import VibeMQError
@@ -56,8 +56,8 @@ class Workers:
     def __len__(self) -> int:
         return len(self._channels)
 
-    def ask(self, worker: int, what: str, **details: object) -> Any:
-        """Raises NoAnswer."""
+    def ask(self, worker: int, what: str, *, fds: Sequence[int] = (), **details: object) -> Any:
+        """``fds``: descriptors that the worker gets with the question.  Raises NoAnswer."""
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         if (call := self._stalled_in(worker)) is not None:
             raise NoAnswer(f"worker {worker} waits for the disk: {call}")
@@ -68,7 +68,10 @@ class Workers:
             channel = self._channels[worker]
             question = json.dumps({"id": number, "ask": what, **details}).encode()
             self._await(worker, channel, select.POLLOUT, deadline)
-            channel.send(question)
+            if fds:
+                socket.send_fds(channel, [question], fds)
+            else:
+                channel.send(question)
             while True:
                 self._await(worker, channel, select.POLLIN, deadline)
                 packet, fds, _, _ = socket.recv_fds(channel, _PACKET_BYTES_MAX, 1)
@@ -90,14 +93,14 @@ class Workers:
         finally:
             self._locks[worker].release()
 
-    def ask_any(self, what: str, **details: object) -> Any:
+    def ask_any(self, what: str, **details: Any) -> Any:
         """The first answer, of whichever worker.  Raises NoAnswer."""
         for worker in range(len(self._channels)):
             if (answer := self._ask_one(worker, what, **details)) is not None:
                 return answer
         raise NoAnswer("no worker answers")
 
-    def _ask_one(self, worker: int, what: str, **details: object) -> Any:
+    def _ask_one(self, worker: int, what: str, **details: Any) -> Any:
         """None, with a line in the log, where it does not answer."""
         try:
             return self.ask(worker, what, **details)

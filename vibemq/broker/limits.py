@@ -135,13 +135,22 @@ class WorkerLimits:
 
     def take_one(self, user: str, vhost: str) -> int:
         """Count one message of somebody who has no connection here.  Else for how many us it must not come."""
-        rates, now_us = self._rates(((USER, user), (VHOST, vhost))), time.monotonic_ns() // 1000
-        waits = [self.usage.spent(row, change, 0, now_us) for row, change, _ in rates]
-        if any(waits):
-            return max(waits)
-        for row, change, rate in rates:
-            self.usage.spent(row, change, math.ceil(1e6 / rate), now_us)
-        return 0
+        wait_us = self.wait_us(user, vhost)
+        if not wait_us:
+            now_us = time.monotonic_ns() // 1000
+            for row, change, rate in self._rates(((USER, user), (VHOST, vhost))):
+                self.usage.spent(row, change, math.ceil(1e6 / rate), now_us)
+        return wait_us
+
+    def wait_us(self, user: str, vhost: str) -> int:
+        """Return for how long no message of this user may come into this virtual host; 0: it may come now."""
+        now_us = time.monotonic_ns() // 1000
+        rates = self._rates(((USER, user), (VHOST, vhost)))
+        return max((self.usage.spent(row, change, 0, now_us) for row, change, _ in rates), default=0)
+
+    def meter(self, client: Client, user: str, vhost: str) -> None:
+        """Count the messages of a client that is no connection, until its ``stop_metering``."""
+        client.meter(self.usage, self._rates(((USER, user), (VHOST, vhost))))
 
 
 def _row(limited: Limited) -> int:

@@ -202,7 +202,11 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "token_keys_missing": ("the keys for tokens cannot be had from %s: %s",),
     "token_expired": ("%s: the token of user %r has expired, closed",),
     "logins_held_off": ("%s: too many logins over HTTP have failed, refused for %d s",),
-    "body_refused": ("%s: a body of %d bytes over HTTP was refused: all together have %d bytes at most",),
+    "body_refused": (
+        "%s: a body of %d bytes over HTTP was refused: all together have %d bytes at most",
+        "lines over HTTP were refused: %d bytes of them are being stored, the most that may be",
+        "lines over HTTP were refused: a worker stores those of %d requests, the most that it may",
+    ),
     "page_login": ("%s: user %r has logged in at the management page",),
     "login_impossible": (
         "%s: its login cannot be checked: %s",

@@ -32,11 +32,14 @@ if TYPE_CHECKING:
 QUESTION_BYTES_MAX = 64 * 1024
 ANSWER_INLINE_BYTES_MAX = 2048  # what health checks ask for: answered also where no descriptor is left
 PUBLISHES_MAX = 64  # messages of people whose confirm nobody has asked for yet; the oldest answered one is forgotten
+JOBS_MAX = 256  # requests with lines, each of which may have thousands of them
+FDS_MAX = 2  # with a question: lines, and a socket for their answer
 PIECE_NS_MAX = 500_000  # of the loop's time for one answer: half of the millisecond that nothing may exceed
 
 logger = logging.getLogger(__name__)
 faults = OnceAMinute(logger, logging.ERROR)
 dropping = OnceAMinute(logger)
+limiting = OnceAMinute(logger)
 
 
 class Inquiries:
@@ -48,12 +51,16 @@ class Inquiries:
         self._channel, self._certificates = channel, certificates
         self._loop, self._broker = loop, broker
         self._published: dict[int, dict[str, object]] = {}  # by ticket: what became of a message
+        self._fds: list[int] = []  # that came with the question
+        self._jobs: dict[object, tuple[str, str, str]] = {}  # lines of HTTP requests: for whom and into what
         self._tickets = itertools.count(1)
 
     def answer_one(self) -> None:
         """The loop calls this when there is a question."""
         try:
-            packet = self._channel.recv(QUESTION_BYTES_MAX)
+            packet, self._fds, _, _ = socket.recv_fds(
+                self._channel, QUESTION_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return
         except ConnectionResetError:  # it ended before it had read the last answer
@@ -72,6 +79,9 @@ class Inquiries:
         except Exception as problem:  # a mistake of ours: no reason for this worker to end
             faults.say_fault(problem, "a question of the admin process could not be answered")
             head["error"] = type(problem).__name__
+        finally:
+            while self._fds:
+                os.close(self._fds.pop())
         self._send(head, answer)
 
     def _send(self, head: dict[str, object], answer: object) -> None:
@@ -188,6 +198,42 @@ class Inquiries:
         if found is not None and found["is_done"]:
             del self._published[question["ticket"]]
         return found
+
+    def _on_publish_lines(self, question: dict[str, Any]) -> object:
+        """Begin with the lines in a memfd, which came with the question: {}, then one answer through the socket that
+        came with it.  Or `wait_us`, for how long they must not come; or `why` they cannot be taken now."""
+        from vibemq.broker.ingest import publish_lines  # rarely needed
+
+        if len(self._fds) != FDS_MAX:
+            return {"why": "this worker has too many files open"}
+        if self._broker.queues.ending:
+            return {"why": "the broker is being restarted or in maintenance"}
+        if len(self._jobs) >= JOBS_MAX:
+            limiting.say(
+                "", "lines over HTTP were refused: a worker stores those of %d requests, the most that it may", JOBS_MAX
+            )
+            return {"why": f"{JOBS_MAX} requests are being stored"}
+        if wait_us := self._broker.limits.wait_us(question["user"], question["vhost"]):
+            return {"wait_us": wait_us}
+        into = question["vhost"], question["name"], question["publisher"]
+        if question["publisher"] and into in self._jobs.values():
+            return {
+                "why": f"another request of publisher {question['publisher']!r} is being stored: send one at a time"
+            }
+        results = socket.socket(fileno=self._fds.pop())
+        results.setblocking(False)
+        try:
+            job = publish_lines(self._broker, question, self._fds[0], results, self._jobs.pop)
+        except BaseException:
+            results.close()
+            raise
+        self._jobs[job] = into
+        return {}
+
+    @property
+    def has_jobs(self) -> bool:
+        """Return whether lines are being stored whose sender has no answer yet."""
+        return bool(self._jobs)
 
     def _on_access_changed(self, _: dict[str, Any]) -> object:
         self._broker.tell_access_changed()

@@ -146,10 +146,11 @@ class Worker:
         )
         names = {name.removesuffix(listeners.TLS) for name in context.listeners}
         self.doors.update({name: DOORS[name](config, broker) for name in names})
+        self.inquiries: Inquiries | None = None
         if context.inquiries:
             channel, _ = context.inquiries[context.index]
-            inquiries = Inquiries(channel, self.loop, broker, context.certificates)
-            self.loop.attend(channel.fileno(), inquiries.answer_one)
+            self.inquiries = Inquiries(channel, self.loop, broker, context.certificates)
+            self.loop.attend(channel.fileno(), self.inquiries.answer_one)
 
     def _needs_home(self) -> Callable[[StreamRecord], bool]:
         """Queues whose messages expire have a home as long as the broker runs, used or not.
@@ -271,6 +272,9 @@ class Worker:
     def _stop(self, *_: object) -> None:
         self.stopping = True
 
+    def _has_jobs(self) -> bool:
+        return self.inquiries is not None and self.inquiries.has_jobs
+
     def _drain(self) -> int:
         orphan = not self.stopping
         if orphan:
@@ -281,7 +285,7 @@ class Worker:
         self.queues.ending = True
         self.loop.drain()
         turned_s = time.monotonic()
-        while (self.loop.connections or self.helpers.running) and turned_s < deadline:
+        while (self.loop.connections or self.helpers.running or self._has_jobs()) and turned_s < deadline:
             self.substitute.turn()
             now_s = time.monotonic()
             deadline += paused_s(now_s - turned_s, TICK_S)

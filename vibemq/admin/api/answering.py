@@ -12,7 +12,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from vibemq import errors
-from vibemq.admin.api.calls import ADMINISTRATOR, MANAGEMENT, MONITORING, Answer, Call, Caller, Refused, not_authorised
+from vibemq.admin.api.calls import (
+    ADMINISTRATOR,
+    MANAGEMENT,
+    MONITORING,
+    Answer,
+    Call,
+    Caller,
+    Refused,
+    Upload,
+    not_authorised,
+)
 from vibemq.admin.api.routes import find
 from vibemq.admin.api.service import Api
 from vibemq.admin.api.shown import shown
@@ -35,7 +45,7 @@ _STATUS: tuple[tuple[tuple[type[Exception], ...], int, str], ...] = (
 
 def handle(
     api: Api, method: str, path: str, caller: Caller, query: Mapping[str, str] | None = None,
-    body: Mapping[str, Any] | None = None, reason: str = "",
+    body: Mapping[str, Any] | None = None, reason: str = "", upload: Upload | None = None,
 ) -> Answer:  # fmt: skip
     """``path`` as it came, percent-encoded, without the prefix; may be called from several threads."""
     query = query or {}
@@ -43,7 +53,7 @@ def handle(
         level, handler, names = find(method, path)
         if caller.level < level:
             raise not_authorised(missing_tag(caller, level))
-        answer = handler(api, Call(caller, names, query, body or {}, reason))
+        answer = handler(api, Call(caller, names, query, body or {}, reason, upload))
         if isinstance(answer, Answer):
             return answer
         if method == "GET":

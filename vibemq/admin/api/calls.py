@@ -47,6 +47,17 @@ OWNER = Caller("", ADMINISTRATOR, ("administrator",))
 
 
 @dataclass(frozen=True, slots=True)
+class Upload:
+    """A body that is no object of JSON, as it came, and headers that say what it is; "" for a missing one."""
+
+    body: bytes | bytearray
+    content_type: str = ""
+    encoding: str = ""
+    publisher: str = ""
+    sequence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One request; ``path`` has the parts of the path that the route names."""
 
@@ -55,6 +66,7 @@ class Call:
     query: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""  # the header X-Reason
+    upload: Upload | None = None  # of a route whose body is no object
 
 
 @dataclass(frozen=True, slots=True)

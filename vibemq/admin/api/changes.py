@@ -37,7 +37,7 @@ _DONE = {"PUT": "set", "POST": "added", "DELETE": "deleted"}
 #: What ends a path that changes something else than its name says, and what it does; None: no setting.
 _ENDS = {
     "contents": "queue.purged", "options": "queue.altered", "password": "user.password", "tags": "user.tags",
-    "restart": "stream.restarted", "get": None, "publish": None, "messages": None,
+    "restart": "stream.restarted", "get": None, "publish": None, "messages": None, "lines": None,
 }  # fmt: skip
 
 

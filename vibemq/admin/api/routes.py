@@ -19,6 +19,7 @@ from vibemq.admin.api import (
     definitions,
     health,
     limits,
+    lines,
     messages,
     metrics,
     overview,
@@ -90,6 +91,8 @@ ROUTES: tuple[tuple[str, str, int, Handler], ...] = (
     ("POST", "/stream/{vhost}/{name}/restart", MANAGEMENT, streams.restart),
     ("GET", "/stream/{vhost}/{name}/messages", MANAGEMENT, messages.look),
     ("POST", "/stream/{vhost}/{name}/messages", MANAGEMENT, messages.publish_one),
+    ("POST", "/stream/{vhost}/{name}/lines", NOBODY, lines.publish_lines),
+    ("POST", "/queues/{vhost}/{name}/lines", NOBODY, lines.publish_lines),
     ("PUT", "/queues/{vhost}/{name}/definition", MANAGEMENT, streams.put_definition),
     ("POST", "/changes", ADMINISTRATOR, accounts.log_change),
     ("PUT", "/queues/{vhost}/{name}/options", MANAGEMENT, streams.put_queue_options),
@@ -164,6 +167,14 @@ def find(method: str, path: str) -> tuple[int, Handler, dict[str, str]]:
     if others:
         raise Refused(405, "method_not_allowed", f"{path} takes {', '.join(others)}")
     raise not_found()
+
+
+def takes_upload(method: str, path: str) -> bool:
+    """Return whether the body of such a request is no object of JSON."""
+    try:
+        return find(method, path)[1] is lines.publish_lines
+    except Refused:
+        return False
 
 
 def _decoded(parts: Mapping[str, str | None]) -> dict[str, str]:

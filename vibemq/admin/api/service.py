@@ -16,6 +16,7 @@ from vibemq.access.rights import Rights, VhostRights
 from vibemq.admin.api.calls import ADMINISTRATOR, MONITORING, Call, Caller, Refused, not_authorised
 from vibemq.admin.api.readiness import Readiness
 from vibemq.admin.api.survey import Survey
+from vibemq.admin.unpacking import Room
 from vibemq.admin.workers import NoAnswer, Workers
 from vibemq.broker.alarms import Conditions
 from vibemq.broker.audit import AuditLog
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from vibemq.admin.page.sampler import Sampler
 
 R = TypeVar("R", bound=Any)  # a record of the database that has a vhost
+
+#: So many of the largest requests with lines fit into memory at once when they are unpacked.
+UNPACKED_BODIES = 16
 
 log = logging.getLogger("vibemq.admin")
 
@@ -69,6 +73,7 @@ class Api:
         self.addresses, self.started_ms, self.conditions = addresses, started_ms, conditions
         self.meters, self.survey, self.readiness = meters or {}, Survey(), Readiness()
         self.audit: AuditLog | None = None  # of the admin process; who works on the files has one of their own
+        self.unpacked = Room(UNPACKED_BODIES * config.admin.ingest_body_max_bytes)
         self.catalog = Catalog(config, _Table(metadata, workers))  # type: ignore[arg-type]
         self._rights = Rights(metadata, config.guest.allow_loopback)
         self._rights_lock = threading.Lock()
