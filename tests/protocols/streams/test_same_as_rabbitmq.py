@@ -39,10 +39,10 @@ CLOSED = "closed"
 
 
 class Step(NamedTuple):
-    """`frames`: (key, fields) to encode; then how many of each come beside the answers."""
+    """`frames`: bytes, or (key, fields) to encode; then how many of each come beside the answers."""
 
     title: str
-    frames: tuple[tuple[int, dict[str, Any]], ...]
+    frames: tuple[bytes | tuple[int, dict[str, Any]], ...]
     confirms: int = 0
     errors: int = 0
     messages: int = 0
@@ -76,12 +76,14 @@ def unsubscribe(subscription_id: int) -> tuple[int, dict[str, Any]]:
 
 
 SUB_BATCH = codec.SubBatch(0, 2, 14, b"\0\0\0\3abc\0\0\0\3def")
+COUNTS_ONE = bytes.fromhex("00000024 0002 0001 04 00000001 0000000000000008 00000002 6162 000000000000000b 00000001 63")
 CONVERSATION = (
     Step("a stream is created", (create(STREAM),)),
     Step("the same stream again", (create(STREAM),)),
     Step("the same name with other arguments", (create(STREAM, max_length_bytes="1000"),)),
     Step("a stream without a name", (create(""),)),
     Step("a stream is created with arguments", (create("kept", max_age="1h", max_length_bytes="1000000"),)),
+    Step("a size of 64 bits", (create("huge", max_length_bytes=str(2**64 - 1)),)),
     Step("unknown arguments are ignored", (create("odd", colour="green"),)),
     Step("an unknown stream is deleted", ((Key.DELETE, {"stream": UNKNOWN}),)),
     Step("metadata of no stream", ((Key.METADATA, {"streams": []}),)),
@@ -95,6 +97,7 @@ CONVERSATION = (
     Step("a repeated message is confirmed", (publish(1, (2, b"two"), (6, b"four")),), confirms=2),
     Step("messages without deduplication", (publish(4, (1, b"five"), (1, b"six")),), confirms=2),
     Step("a sub-batch is one confirm", (publish(4, (7, SUB_BATCH)),), confirms=1),
+    Step("more entries than their count", (COUNTS_ONE,), confirms=2),
     Step("an unknown publisher", (publish(99, (1, b"a"), (2, b"b")),), errors=2),
     Step("the sequence of a publisher", (sequence("writer"),)),
     Step("the sequence of nobody", (sequence("nobody"),)),
@@ -102,7 +105,7 @@ CONVERSATION = (
     Step("a publisher is deleted", ((Key.DELETE_PUBLISHER, {"publisher_id": 4}),)),
     Step("it is deleted again", ((Key.DELETE_PUBLISHER, {"publisher_id": 4}),)),
     Step("a deleted publisher publishes", (publish(4, (9, b"x")),), errors=1),
-    Step("a subscription from the first", (subscribe(1, OffsetType.FIRST),), messages=8),
+    Step("a subscription from the first", (subscribe(1, OffsetType.FIRST),), messages=10),
     Step("its id again", (subscribe(1, OffsetType.FIRST),)),
     Step("a subscription to an unknown stream", (subscribe(2, OffsetType.FIRST, 0, UNKNOWN),)),
     Step("a subscription from the next", (subscribe(3, OffsetType.NEXT),)),
@@ -200,6 +203,9 @@ def talk(peer: Peer, step: Step) -> Any:
     heard, over = Heard(), False
     try:
         for each in step.frames:
+            if isinstance(each, bytes):
+                peer.send(each)
+                continue
             key, fields = each
             without_id = key in (Key.PUBLISH, Key.CREDIT, Key.STORE_OFFSET)
             peer.send(codec.encode_request(key, **fields) if without_id else peer.command(key, **fields))

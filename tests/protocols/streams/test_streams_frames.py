@@ -31,10 +31,8 @@ UNPARSABLE = {
     "Publish 3": body(Key.PUBLISH, b"\0\0\0\0\0", version=3),
     "truncated Create": body(Key.CREATE, b"\0\0\0\1\0\5ab"),
     "Create with a tail": body(Key.CREATE, b"\0\0\0\1\0\1s\0\0\0\0!"),
-    "Publish with too few entries": body(Key.PUBLISH, b"\0\0\0\0\2" + b"\0" * 8 + b"\0\0\0\1a"),
-    "Publish with a tail": publish_frame([(1, b"a")])[:3] + b"\x1a" + publish_frame([(1, b"a")])[4:] + b"!",
-    "Publish with a negative count": body(Key.PUBLISH, b"\0\xff\xff\xff\xff"),
-    "Publish with a count of 4 billion entries": body(Key.PUBLISH, b"\0\x7f\xff\xff\xff" + b"\0" * 12),
+    "Publish without a count": body(Key.PUBLISH, b"\0\0\0\0"),
+    "Publish with a piece of an entry": body(Key.PUBLISH, b"\0\0\0\0\1" + b"\0" * 11),
     "an entry that is longer than the frame": body(Key.PUBLISH, b"\0\0\0\0\1" + b"\0" * 8 + b"\x7f\xff\xff\xff"),
     "Publish 2 with a sub-batch": body(
         Key.PUBLISH, b"\0\0\0\0\1" + b"\0" * 8 + b"\xff\xff" + b"\x80\0\1\0\0\0\5\0\0\0\5\0\0\0\1a", version=2

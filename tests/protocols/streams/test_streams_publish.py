@@ -113,6 +113,33 @@ def test_an_empty_publish_is_nothing(peer, stream):
     assert peer.confirmed(1) == [1]
 
 
+def counted(count, *entries, tail=b""):
+    """A Publish frame of publisher 0 with that count, whatever its entries are."""
+    data = b"".join(number.to_bytes(8, "big") + entry(message) for number, message in enumerate(entries, 1)) + tail
+    size = (9 + len(data)).to_bytes(4, "big")
+    return size + bytes.fromhex("0002 0001 00") + count.to_bytes(4, "big") + data
+
+
+@pytest.mark.parametrize("count", [0, 3, 5, 2**31 - 1, 2**32 - 1])
+def test_the_entries_of_a_frame_are_taken_whatever_its_count(peer, stream, served, count):
+    """The .NET client writes such a count when an application's filter function throws."""
+    peer.send(counted(count, b"a", b"b"))
+    assert peer.expect(Key.PUBLISH_ERROR).errors == [(1, 18), (2, 18)]
+    peer.declare(stream)
+    peer.send(counted(count, b"a", b"b", b"c", b"d"))
+    assert peer.confirmed(4) == [1, 2, 3, 4]
+    assert read_all(served, stream) == (b"".join(map(entry, (b"a", b"b", b"c", b"d"))), 4)
+
+
+@pytest.mark.parametrize("tail", [b"!", bytes(8) + b"\0\0\0\2x"])
+def test_whole_entries_are_taken_and_confirmed_before_the_close_for_what_follows_them(peer, stream, served, tail):
+    peer.declare(stream)
+    peer.send(counted(2, b"a", b"b", tail=tail))
+    assert peer.confirmed(2) == [1, 2]
+    assert peer.expect(Key.CLOSE).code == Code.UNKNOWN_FRAME
+    assert read_all(served, stream) == (entry(b"a") + entry(b"b"), 2)
+
+
 def test_bytes_come_back_as_they_went(peer, stream, served):
     messages = [b"", b"\0", bytes(range(256)) * 40, "żółw".encode(), b"x" * 100_000]
     peer.store(stream, messages)

@@ -28,7 +28,7 @@ from vibemq.storage.core cimport ERR_FULL, OK, bytes_load16, bytes_load32, bytes
 from vibemq.protocols.streams.deliveries cimport Deliveries, Subscription
 from vibemq.protocols.streams.wire cimport (
     FILTER_SIZE_BYTES, KEY_CREDIT, KEY_PUBLISH, KEY_PUBLISH_CONFIRM, KEY_PUBLISH_ERROR, PUBLISHING_ID_BYTES,
-    entry_bytes, filter_bytes, publish_is_whole, sub_batch_is_valid,
+    entry_bytes, filter_bytes, publish_walk, sub_batch_is_valid,
 )
 
 from vibemq.errors import ConnectionClosed
@@ -341,18 +341,33 @@ cdef class StreamsSession(ClientSession):
         return 1 + <int> (size // CONTROL_BYTES)
 
     cdef int _publish(self, const uint8_t *p, const uint8_t *end, int version) except -1:
+        """Take the whole entries of a frame, and close if bytes follow that are none.
+
+        The count before them is not used, as in RabbitMQ: the .NET client writes a wrong one when an application's
+        filter function throws.
+        """
+        cdef const uint8_t *whole = p + 5
+        cdef uint32_t count
+        if end - p < 5:
+            refuse(self, MalformedFrame("Publish", "5 bytes or more", end - p))
+            return 0
+        count = publish_walk(&whole, end, version)
+        if count:
+            self._take_entries(p, whole, version, count)
+        if whole != end:
+            self.persist()  # the confirms go before the Close
+            refuse(self, MalformedFrame("Publish", "whole entries up to its end", f"{end - whole} other bytes"))
+        return 0
+
+    cdef int _take_entries(self, const uint8_t *p, const uint8_t *end, int version, uint32_t count) except -1:
         cdef StreamsPublisher publisher = <StreamsPublisher> self.publisher_cached
         cdef Stream stream
-        cdef uint32_t count, left, records
+        cdef uint32_t left, records
         cdef uint64_t more = 0         # messages of sub-batches beyond one each
         cdef Py_ssize_t size
         cdef const uint8_t *entry
         cdef const uint8_t *value      # of its filter, after a u16 size
         cdef err e
-        if end - p < 5 or not publish_is_whole(p + 5, end, bytes_load32(p + 1), version):
-            refuse(self, MalformedFrame("Publish", "a count of whole entries that fill the frame", "other bytes"))
-            return 0
-        count = bytes_load32(p + 1)
         if publisher is None or publisher.publisher_id != p[0]:
             publisher = self.publishers.get(p[0])
             if publisher is None:
@@ -409,7 +424,7 @@ cdef class StreamsSession(ClientSession):
 
     cdef int _refuse_from(self, int publisher_id, int code, const uint8_t *p, const uint8_t *end, int version,
                           uint32_t count) except -1:
-        """PublishError for the ids of the `count` entries from p to the end of a frame that is known to be whole."""
+        """Write a PublishError for the ids of the `count` whole entries from `p` to `end`."""
         cdef uint8_t *out = answer_ids(self.connection, KEY_PUBLISH_ERROR, publisher_id, count, PUBLISH_ERROR_BYTES)
         while p < end:
             memcpy(out, p, PUBLISHING_ID_BYTES)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publish frames, walked in place: lengths are checked before anything is used.
 
-A frame is validated whole and only then acted upon, so a malformed one has no effect.  The
-first walk also brings the lines into the cache that the second one copies.
+A first walk finds the whole entries, and only these are acted upon.  It also brings the lines into the
+cache that the second walk copies.
 Layouts: the RabbitMQ Streams protocol.
 """
 
@@ -44,28 +44,27 @@ cdef inline Py_ssize_t filter_bytes(const uint8_t *p, const uint8_t *end) noexce
         return 2
     return -1 if <size_t> (end - p) - 2 < size else <Py_ssize_t> size + 2
 
-cdef inline bint publish_is_whole(const uint8_t *p, const uint8_t *end, uint32_t count, int version) noexcept nogil:
-    """Do `count` items fill the bytes up to `end` exactly?"""
+cdef inline uint32_t publish_walk(const uint8_t **at, const uint8_t *end, int version) noexcept nogil:
+    """Move `at` behind the last whole item before `end`, and return the number of items passed."""
+    cdef const uint8_t *p = at[0]
     cdef Py_ssize_t size
-    cdef uint32_t i
-    if count > <size_t> (end - p) // (PUBLISHING_ID_BYTES + MESSAGE_HEADER_BYTES):
-        return False
-    for i in range(count):
-        if end - p < PUBLISHING_ID_BYTES:
-            return False
+    cdef uint32_t count = 0
+    while end - p >= PUBLISHING_ID_BYTES:
         p += PUBLISHING_ID_BYTES
         if version == 2:
             size = filter_bytes(p, end)
             if size < 0:
-                return False
+                break
             p += size
             if end - p < MESSAGE_HEADER_BYTES or p[0] & 0x80:
-                return False  # no sub-batches in version 2
+                break  # no sub-batches in version 2
         size = entry_bytes(p, end)
         if size < 0:
-            return False
+            break
         p += size
-    return p == end
+        at[0] = p
+        count += 1
+    return count
 
 cdef inline bint sub_batch_is_valid(const uint8_t *p, uint64_t uncompressed_max) noexcept nogil:
     """The declared values of a sub-batch, in the order of the RabbitMQ Streams protocol."""
