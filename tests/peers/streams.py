@@ -8,11 +8,14 @@ keeps silent fails a test instead of stopping it.
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import select
 import signal
 import socket
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -192,6 +195,16 @@ class Peer:
 def publish_frame(messages: list[tuple[int, Any]], publisher_id: int = 0) -> bytes:
     rows = [(publishing_id, None, data) for publishing_id, data in messages]
     return codec.encode_request(Key.PUBLISH, publisher_id=publisher_id, messages=rows)
+
+
+def managed(running: Running, path: str, method: str = "GET") -> Any:
+    """What the management API says to guest."""
+    url = f"http://{running.host}:{running.admin_port}/api/{path}"
+    headers = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
+    with urllib.request.urlopen(
+        urllib.request.Request(url, method=method, headers=headers), timeout=DEADLINE_S
+    ) as said:
+        return json.loads(said.read() or b"null")
 
 
 def connected(running: Running, receive_buffer_bytes: int = 0, **options: Any) -> Peer:

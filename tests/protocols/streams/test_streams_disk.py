@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from full_disk import ToldFree
-from peers.streams import connected
+from peers.streams import connected, managed
 from running import Running, broker, wait_until
 
 from vibemq.protocols.streams import codec
@@ -114,6 +114,22 @@ def test_a_disk_that_is_full_at_the_start_takes_no_publishers(free: ToldFree, tm
         until_declared(running, Code.PRECONDITION_FAILED)
         free.say(MUCH)
         until_declared(running, Code.OK)
+
+
+def test_a_memory_alarm_lets_publishers_be_declared_and_reads_them_no_further(tmp_path: Path):
+    flags = ("--set", "store.memory_high_watermark_bytes=1")
+    with (
+        broker(tmp_path / "data", *flags, workers=1) as running,
+        connected(running) as publisher,
+        connected(running) as other,
+    ):
+        wait_until(lambda: managed(running, "nodes")[0]["mem_alarm"], "the memory alarm")
+        publisher.create("s")
+        publisher.declare("s")
+        publisher.publish([(1, b"waits")])
+        for _ in range(100):
+            other.ask(Key.METADATA, streams=[])
+        assert not publisher.has_frame(), "it was read"
 
 
 def test_a_full_disk_holds_nobody_where_nothing_need_be_free(free: ToldFree, tmp_path: Path):

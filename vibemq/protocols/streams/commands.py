@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vibemq.broker.admission import refusal_now
+from vibemq.broker.alarms import Alarm
 from vibemq.errors import StorageError
 from vibemq.protocols.streams import handshake, planning, spec, streams, subscribing, tracking, transactions
 from vibemq.protocols.streams.codec import MalformedFrame, decode_request
@@ -94,7 +95,8 @@ def ignore(session: StreamsSession, request: Any) -> None:
 
 def declare_publisher(session: StreamsSession, request: Any) -> Outcome:
     reference = request.reference.encode()
-    refused_now = refusal_now(session.door.broker, session.peer)
+    alarms = session.door.broker.alarms.in_effect
+    refused_now = Alarm.DISK in alarms and refusal_now(session.door.broker, session.peer)
     if refused_now or len(session.publishers) >= spec.PUBLISHERS_PER_CONNECTION_COUNT_MAX:
         return Code.PRECONDITION_FAILED
     need(session, "write", request.stream)

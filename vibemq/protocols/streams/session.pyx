@@ -459,6 +459,8 @@ cdef class StreamsSession(ClientSession):
         """`targets`: of a transaction that is staged, whose `held` is a descriptor that goes with the publisher."""
         self.publishers[publisher_id] = StreamsPublisher(self, stream, publisher_id, reference, targets, held)
         self.door.publishing.add(self)
+        if self.door.broker.alarms.in_effect:  # the memory alarm, during which publishers are declared
+            self.set_alarmed(True)
 
     def remove_publisher(self, int publisher_id) -> bool:
         publisher = self.publishers.get(publisher_id)
