@@ -7,8 +7,8 @@ import time
 from contextlib import closing
 
 import pytest
-from peers.streams import Peer, connected, publish_frame, server_of
-from running import broker
+from peers.streams import Peer, connected, managed, publish_frame, server_of
+from running import broker, wait_until
 
 from vibemq.access.users import add_user, change_password
 from vibemq.protocols.streams import codec
@@ -369,6 +369,25 @@ def test_a_new_secret_for_a_virtual_host_that_was_closed_meanwhile_is_answered(r
         os.kill(pid, signal.SIGCONT)
     is_same = mechanism == "PLAIN"
     assert peer.rest() == answer(Code.VIRTUAL_HOST_ACCESS_FAILURE if is_same else Code.SASL_CANNOT_CHANGE_MECHANISM)
+
+
+@pytest.mark.parametrize("what", ["renews", "publishes", "asks"])
+def test_who_has_lost_the_virtual_host_and_is_known_to_hears_why_when_it_renews_its_secret(ruled, user, metadata, what):
+    vhost = f"known-{what}"
+    metadata.add_vhost(vhost)
+    metadata.set_permissions(vhost, "all", ".*", ".*", ".*")
+    peer = user("all", vhost)
+    peer.create("s")
+    peer.declare("s")
+    wait_until(lambda: len(managed(ruled, f"stream/publishers/{vhost}")) == 1, "its publisher is listed")
+    metadata.clear_permissions(vhost, "all")
+    wait_until(lambda: not managed(ruled, f"stream/publishers/{vhost}"), "its worker has taken its publisher away")
+    if what == "renews":
+        renew(peer, login("all"))
+        assert peer.rest() == answer(Code.VIRTUAL_HOST_ACCESS_FAILURE)
+    else:
+        peer.send(publish_frame([(1, b"x")]) if what == "publishes" else peer.command(Key.METADATA, streams=[]))
+        assert peer.rest() == b""
 
 
 def test_who_has_lost_the_virtual_host_and_says_nothing_is_disconnected(user, metadata):

@@ -45,7 +45,9 @@ def handle(session: StreamsSession, key: int, version: int, payload: bytes) -> N
         return
     command = allowed.get(key)
     if command is None:
-        if key != Key.HEARTBEAT and session.state != "closing":
+        if key != Key.HEARTBEAT and session.state == "expelled":
+            session.finish()
+        elif key != Key.HEARTBEAT and session.state != "closing":
             refuse(session, f"command {key:#06x} in state {session.state}")
         return
     state = session.state
@@ -160,6 +162,8 @@ STATES: dict[str, dict[int, Command]] = {
         ExtensionKey.COMMIT_TRANSACTIONS: transactions.commit,
         ExtensionKey.ABORT_TRANSACTIONS: transactions.abort,
     },
+    # Its virtual host is closed to its user.
+    "expelled": {Key.SASL_AUTHENTICATE: handshake.update_secret},
     # We have sent Close: only the answer counts, and a Close that crossed it.
     "closing": {Key.CLOSE | RESPONSE_BIT: close_answered, Key.CLOSE: close_requested},
     "refused": IGNORED,  # a login or Open failed; its answer is held back

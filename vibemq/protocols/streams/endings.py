@@ -79,6 +79,17 @@ def fail_later(session: StreamsSession, frame: bytes) -> None:
     session.set_deadline(at_ms, lambda s: (s.write(frame), s.finish()))
 
 
+def expel(session: StreamsSession) -> None:
+    """Take everything from a session whose virtual host is closed to its user, and end it after EXPELLED_WAIT_S.
+
+    Meanwhile a SaslAuthenticate is answered: a client that renews its secret learns the reason.  Any other command
+    ends the session at once.
+    """
+    session.drop_all()
+    session.state = "expelled"
+    session.set_deadline(session.door.now_ms() + spec.EXPELLED_WAIT_S * 1000, lambda s: s.finish())
+
+
 def stream_gone(session: StreamsSession, stream: Stream) -> None:
     """After the last publisher and subscription on a deleted stream is gone: once per connection."""
     if not session.uses(stream):

@@ -78,6 +78,9 @@ def sasl_authenticate(session: StreamsSession, request: Any) -> None:
 
 def update_secret(session: StreamsSession, request: Any) -> None:
     """The same user brings a new password or token, and may have other rights from now on."""
+    is_expelled = session.state == "expelled"
+    if is_expelled:
+        step_begins(session)  # the check of a password may last longer than what was left
     if request.mechanism != session.mechanism:
         _refuse(session, request, Code.SASL_CANNOT_CHANGE_MECHANISM)
         return
@@ -88,7 +91,7 @@ def update_secret(session: StreamsSession, request: Any) -> None:
             code = Code.SASL_CANNOT_CHANGE_USERNAME
         if code == Code.OK:
             client.access = access
-        if code == Code.OK and not look_again(session):
+        if code == Code.OK and (is_expelled or not look_again(session)):
             code = Code.VIRTUAL_HOST_ACCESS_FAILURE
         if code != Code.OK:
             _refuse(session, request, code, user)

@@ -209,8 +209,11 @@ def is_stale(session: StreamsSession) -> bool:
     return session.rights_generation != session.door.broker.rights.generation or (access is not None and access.is_over)
 
 
-def rights_changed(session: StreamsSession) -> bool:
-    """Somebody's rights have changed, perhaps this session's; False: it has ended."""
+def rights_changed(session: StreamsSession, end: Callable[[StreamsSession], None] | None = None) -> bool:
+    """Apply changed rights to this session; False if it may not stay.
+
+    It ends at once, or by ``end`` if only its virtual host is closed to its user.
+    """
     if session.state != "open":
         return True
     if look_again(session):
@@ -219,9 +222,10 @@ def rights_changed(session: StreamsSession) -> bool:
     user, access = session.client.user, session.client.access
     if access is not None and access.is_over:
         log_expiry(session.peer, user)
-    else:
-        revoking.say(user, "%s: virtual host %r is closed to user %r now", session.peer, session.virtual_host, user)
-    session.finish()
+        session.finish()
+        return False
+    revoking.say(user, "%s: virtual host %r is closed to user %r now", session.peer, session.virtual_host, user)
+    (end or session.__class__.finish)(session)
     return False
 
 

@@ -34,7 +34,7 @@ from vibemq.protocols.streams.wire cimport (
 from vibemq.errors import ConnectionClosed
 from vibemq.protocols.streams import commands
 from vibemq.protocols.streams.codec import MalformedFrame, encode_server_frame
-from vibemq.protocols.streams.endings import frame_too_large, internal_error, refuse, step_begins, stream_gone
+from vibemq.protocols.streams.endings import expel, frame_too_large, internal_error, refuse, step_begins, stream_gone
 from vibemq.protocols.streams.replies import is_stale, rights_changed
 from vibemq.protocols.streams.spec import FRAME_SIZE_DEFAULT_BYTES, Code, Key
 from vibemq.protocols.streams.tracking import tell_sequence
@@ -575,7 +575,7 @@ cdef class StreamsSession(ClientSession):
             pass
         elif self.state == "open":
             # A command in a helper thread is answered first; one that renews the secret says what became of the rights.
-            if not self.pauses & PAUSE_COMMAND and is_stale(self) and not rights_changed(self):
+            if not self.pauses & PAUSE_COMMAND and is_stale(self) and not rights_changed(self, expel):
                 return 0
             self.beat(now_ms)
             if self.heartbeat_s:

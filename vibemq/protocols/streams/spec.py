@@ -36,6 +36,7 @@ PUBLISHERS_PER_CONNECTION_COUNT_MAX = 256  # the id is a u8
 SUBSCRIPTIONS_PER_CONNECTION_COUNT_MAX = 256  # the id is a u8
 HEARTBEAT_DEFAULT_S = 60  # what a server proposes in Tune
 CLOSE_WAIT_S = 10  # time a peer has to answer our Close
+EXPELLED_WAIT_S = 3  # time a peer has to renew its secret after its virtual host was closed to its user
 SUB_BATCH_UNCOMPRESSED_SIZE_MAX_BYTES = 67_108_864  # a consumer allocates this much on our word
 
 PLANNED_STREAMS_COUNT_MAX = 1024  # in one answer, some 100 bytes each with their names
