@@ -6,9 +6,11 @@ Members of one group sit on every worker; which worker a connection lands on is 
 
 import contextlib
 import itertools
+import os
+import signal
 
 import pytest
-from peers.streams import Killed, connected, kill, on_every_worker, readable, server_of
+from peers.streams import Killed, connected, kill, managed, on_every_worker, readable, server_of
 from running import broker
 
 from vibemq.protocols.streams import codec, spec
@@ -339,6 +341,31 @@ def test_a_killed_worker_makes_the_next_member_active(tmp_path, workers):
             members[-1].socket.close()
             activated(late)
             assert late.chunk().chunk_id == 0
+    for peer in peers:
+        peer.socket.close()
+
+
+@pytest.mark.parametrize("how", ["deleted", "restarted"])
+def test_nobody_is_made_active_when_its_stream_goes_on_another_worker_first(tmp_path, how):
+    peers = []
+    with broker(tmp_path, workers=2) as running:
+        active, waiting = on_every_worker(running, peers)
+        active.create("s")
+        join(active, "s")
+        activated(active)
+        join(waiting, "s")
+        nothing_more(active, waiting)
+        late = server_of(waiting, set(running.worker_pids()))
+        os.kill(late, signal.SIGSTOP)
+        try:
+            if how == "deleted":
+                assert active.code(Key.DELETE, stream="s") == Code.OK
+            else:
+                managed(running, "stream/%2F/s/restart", "POST")
+            assert active.expect(Key.METADATA_UPDATE).stream == "s"
+        finally:
+            os.kill(late, signal.SIGCONT)
+        assert waiting.expect(Key.METADATA_UPDATE).stream == "s"  # the next frame that it is sent
     for peer in peers:
         peer.socket.close()
 

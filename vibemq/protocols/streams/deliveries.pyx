@@ -132,6 +132,12 @@ cdef size_t fetch_bytes(Subscription subscription) noexcept:
     return <size_t> min(max(wanted, <uint64_t> FETCH_BYTES_MIN), <uint64_t> FETCH_BYTES)
 
 
+cdef bint is_going(Stream stream) noexcept:
+    """Was it deleted or restarted, and its users on this worker have not been told yet?"""
+    return (core.control_is_deleted(stream.log.control)
+            or core.doorbell_restarts(stream.table.board.raw, stream.slot) != stream.restarts)
+
+
 cdef class Subscription(StreamUser):
     def __init__(self, Deliveries owner, Stream stream, int subscription_id, int offset_type, long long value,
                  long long credit, dict properties, bint grouped):
@@ -187,6 +193,8 @@ cdef class Subscription(StreamUser):
 
     def become(self, active: bool):
         """Its group has made it the active consumer, or wants another one (broker.groups)."""
+        if is_going(self.stream):
+            return  # the active member has left because its worker heard of it first; this consumer leaves in a moment
         try:
             if not active:
                 self.owner.stop(self)
