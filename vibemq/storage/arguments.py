@@ -34,7 +34,8 @@ _UNITS_MS = {
 }
 _MAX_AGE = re.compile(r"([0-9]{1,9})([YMDhms])")
 _AGE_MS_MAX = 2**63 - 1  # the log's clock has no later time; a longer age keeps everything just as well
-_BYTES = re.compile(r"[0-9]{1,19}")
+LENGTH_BYTES_MAX = 2**64 - 1  # .NET clients have an unsigned type for it
+_BYTES = re.compile(r"[0-9]{1,20}")
 
 
 class LogOptions(TypedDict):
@@ -81,10 +82,10 @@ def log_options(
     segment = size_bytes(SEGMENT_SIZE_BYTES, arguments.get(SEGMENT_SIZE_BYTES, "0"), SEGMENT_SIZE_BYTES_MAX)
     return {
         "segment_bytes_max": segment or segment_size_bytes,
-        "retention_bytes_max": size_bytes(MAX_LENGTH_BYTES, arguments.get(MAX_LENGTH_BYTES, "0"), 2**63 - 1),
+        "retention_bytes_max": size_bytes(MAX_LENGTH_BYTES, arguments.get(MAX_LENGTH_BYTES, "0"), LENGTH_BYTES_MAX),
         "retention_age_ms_max": max_age_ms(arguments[MAX_AGE]) if MAX_AGE in arguments else 0,
         "local_bytes_max": size_bytes(
-            LOCAL_MAX_LENGTH_BYTES, arguments.get(LOCAL_MAX_LENGTH_BYTES, str(local_bytes_max)), 2**63 - 1
+            LOCAL_MAX_LENGTH_BYTES, arguments.get(LOCAL_MAX_LENGTH_BYTES, str(local_bytes_max)), LENGTH_BYTES_MAX
         ),
         "local_age_ms_max": max_age_ms(arguments[LOCAL_MAX_AGE], LOCAL_MAX_AGE)
         if LOCAL_MAX_AGE in arguments

@@ -19,6 +19,7 @@ from vibemq.storage.arguments import (
     FILTER_SIZE_BYTES,
     FILTER_SIZE_BYTES_MAX,
     FILTER_SIZE_BYTES_MIN,
+    LENGTH_BYTES_MAX,
     LOCAL_MAX_AGE,
     LOCAL_MAX_LENGTH_BYTES,
     MAX_AGE,
@@ -50,8 +51,8 @@ DEAD_LETTER_EXCHANGE = "dead-letter-exchange"
 DEAD_LETTER_ROUTING_KEY = "dead-letter-routing-key"
 #: Whole numbers, of streams and of queues, and the range of each.  0 is not "no limit" for RabbitMQ's queues.
 STREAM_NUMBERS = {
-    MAX_LENGTH_BYTES: range(2**63),
-    LOCAL_MAX_LENGTH_BYTES: range(2**63),
+    MAX_LENGTH_BYTES: range(LENGTH_BYTES_MAX + 1),
+    LOCAL_MAX_LENGTH_BYTES: range(LENGTH_BYTES_MAX + 1),
     SEGMENT_SIZE_BYTES: range(SEGMENT_SIZE_BYTES_MAX + 1),
     FILTER_SIZE_BYTES: range(FILTER_SIZE_BYTES_MIN, FILTER_SIZE_BYTES_MAX + 1),
     CHUNK_MESSAGES: range(1, CHUNK_MESSAGES_MAX + 1),

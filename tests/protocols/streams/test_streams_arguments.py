@@ -38,6 +38,12 @@ def test_a_stream_with_another_filter_size_is_another_stream(peer, name):
     assert create(**{"stream-filter-size-bytes": "17"}) == Code.PRECONDITION_FAILED
 
 
+def test_a_size_has_64_bits_for_clients_whose_type_is_unsigned(peer, name):
+    assert peer.code(Key.CREATE, stream=name, arguments={"max-length-bytes": str(2**64)}) == Code.PRECONDITION_FAILED
+    peer.create(name, **{"max-length-bytes": str(2**64 - 1)})
+    peer.store(name, [b"kept"])
+
+
 def first(peer, stream):
     return peer.ask(
         Key.RESOLVE_OFFSET_SPEC, stream=stream, offset_type=OffsetType.FIRST, offset_value=None, properties={}
