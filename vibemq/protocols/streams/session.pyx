@@ -614,7 +614,7 @@ cdef class StreamsSession(ClientSession):
     cdef int shutdown(self) except -1:
         """The broker ends: take no more, and end the connection once nothing of it waits for a sync any more.
 
-        Without a Close, which is final for clients (README.md).  Called at every tick until the connection is gone.
+        Without a Close, which is final for most clients (README.md).  Called at every tick until the connection is gone.
         """
         if not self.pauses & PAUSE_ENDING:
             self.pause(PAUSE_ENDING)
