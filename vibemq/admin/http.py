@@ -45,7 +45,7 @@ PREFIX = "/api"
 THREADS_MAX = 8
 CTL_THREADS_MAX = 2  # `vibemq ctl` is how one looks what holds the others
 METRICS_THREADS_MAX = 2
-INGEST_THREADS_MAX = 32  # requests with lines that are unpacked or wait for their confirms; the rest waits
+INGEST_THREADS_MAX = 4  # unpack lines; who waits for confirms holds none
 ACCOUNT_THREADS_MAX = 2  # who somebody is: reads a row, and never waits for anybody
 HEALTH_THREADS_MAX = 1  # for each path: what is asked there while workers hang waits for them
 HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine
@@ -272,7 +272,8 @@ class Server:
                 header("Publisher", ""),
                 header("Sequence", ""),
             )
-            return await self._handled(self._ingest_threads, request, path, caller, request.query, {}, "", upload)
+            begun = await self._handled(self._ingest_threads, request, path, caller, request.query, {}, "", upload)
+        return begun if begun.pending is None else await begun.pending.answer()
 
     async def _handled(self, threads: Executor, request: web.Request, path: str, *arguments: Any) -> Answer:
         method = "GET" if request.method == "HEAD" else request.method

@@ -26,7 +26,7 @@ GZIP_WBITS = 31  # zlib's word for a gzip header and the largest window
 PIECE_BYTES = 256 << 10
 #: What zstd unpacks at once: it cannot be told when to stop, and 4 bytes may hold a block of 128 KiB.
 ZSTD_PIECE_BYTES = 256
-ROOM_WAIT_S = 5.0  # for other bodies to be answered
+ROOM_WAIT_S = 1.0  # for other bodies to be answered
 RETRY_S = 5
 
 
@@ -97,9 +97,17 @@ class Unpacked:
         ):
             yield view
 
+    def close_file(self) -> None:
+        """Workers have mapped it, so it takes room still."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     def close(self) -> None:
-        os.close(self.fd)
-        self._room.give(self.size)
+        """May be called again."""
+        self.close_file()
+        size, self.size = self.size, 0
+        self._room.give(size)
 
 
 def unpack(body: bytes | bytearray, encoding: str, into: Unpacked) -> None:
@@ -168,7 +176,7 @@ def _unzstd(body: memoryview) -> Iterator[bytes]:
     import zstandard  # rarely needed
 
     at = 0
-    while at < len(body):
+    while at < len(body) or not at:
         frame = zstandard.ZstdDecompressor(max_window_size=WINDOW_ZSTD_BYTES_MAX).decompressobj()
         while not frame.eof:
             piece = body[at : at + ZSTD_PIECE_BYTES]

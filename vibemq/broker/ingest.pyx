@@ -21,6 +21,7 @@ from vibemq.broker.client cimport Client
 from vibemq.broker.publisher cimport ROOM, QueuePublisher
 from vibemq.broker.queue cimport Queue
 from vibemq.broker.stream cimport Stream
+from vibemq.net.door cimport PAUSE_RATE
 from vibemq.storage cimport core
 from vibemq.storage.core cimport OK, amqp_properties, bytes_store32, writer_bytes
 
@@ -48,7 +49,7 @@ cdef extern from "base/murmur3.h" nogil:
     uint32_t murmur3_partition(const void *key, uint32_t size, uint32_t partitions)
 
 # What a refusal means for the sender of the request.
-BAD, FULL, LATER, GONE = "bad", "full", "later", "gone"
+BAD, FULL, RATE, LATER, GONE = "bad", "full", "rate", "later", "gone"
 cdef dict KINDS = {b"QUEUE_FULL": FULL, b"QUEUE_NOT_FOUND": GONE}
 
 
@@ -234,7 +235,10 @@ cdef class LinesJob(QueuePublisher):
         if self.has_parked:
             self._stop_parking()  # the parked line was the last one that was read
             self.refuse_line(self.line, LATER, "there was no room for it within %d s" % (JOB_MS // 1000))
-        self.stop(LATER, "it was not its turn within %d s, because of a rate limit or a full queue" % (JOB_MS // 1000))
+        if self.client.held & PAUSE_RATE:
+            self.stop(RATE, "publish-rate did not allow more within %d s" % (JOB_MS // 1000))
+        else:
+            self.stop(LATER, "it was not its turn within %d s" % (JOB_MS // 1000))
 
     def stop(self, kind, why):
         """Add no more: refuse all lines that were not read yet."""

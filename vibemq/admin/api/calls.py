@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -69,15 +70,25 @@ class Call:
     upload: Upload | None = None  # of a route whose body is no object
 
 
+class Pending(ABC):
+    """A request that is answered later, in the event loop, and holds no thread until then."""
+
+    @abstractmethod
+    async def answer(self) -> Answer:
+        """Wait for the answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """``body`` goes out as JSON, text as it is, None as nothing.
 
-    ``retry_s``: after how long it may be tried again, 0 where that is not said."""
+    ``retry_s``: after how long it may be tried again, 0 where that is not said; ``pending`` gives what is sent
+    instead."""
 
     status: int
     body: Any = None
     retry_s: int = 0
+    pending: Pending | None = None
 
 
 def values(call: Call, name: str) -> list[str]:

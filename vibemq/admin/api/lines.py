@@ -11,6 +11,7 @@ others are stored.  429 and 503: try again later, after Retry-After.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import socket
@@ -25,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from vibemq.admin.api.calls import Answer, Call, Refused, bad_request, not_found
+from vibemq.admin.api.calls import Answer, Call, Pending, Refused, bad_request, not_found
 from vibemq.admin.api.service import Api
 from vibemq.admin.unpacking import RETRY_S, Unpacked, unpack
 from vibemq.admin.workers import NoAnswer
@@ -36,10 +37,11 @@ CONTENT_TYPE_CHARACTERS_MAX = 255
 ANSWER_S = 45.0  # a worker stops adding after 30 s; then confirms may be missing
 ANSWER_BYTES_MAX = 1 << 20
 RANGES_MAX = 1000  # of refused lines in an answer
-FRAME = struct.Struct("<II")  # before a line: its number and size; vibemq/broker/ingest.pyx reads them in C
+FRAME = struct.Struct(">II")  # before a line: its number and size; vibemq/broker/ingest.pyx reads them in C
 FRAMED_TIMES = 5  # as large: of an array of digits each element of two bytes gets eight more
 SPACE_BYTES_MAX = 1024  # before a JSON array
 TO_THE_END = 0
+UNKNOWN = "nobody knows whether they are stored"
 KEYED_LINES_MAX = 100_000  # each is looked into, some tenths of a second in all
 #: What curl sends where nobody says what the body is.
 FORM = "application/x-www-form-urlencoded"
@@ -52,7 +54,7 @@ STATUS = {"bad": 400, "gone": 404, "rate": 429, "full": 503, "later": 503}
 
 
 def publish_lines(api: Api, call: Call) -> Answer:
-    """Raises Refused."""
+    """Have workers begin.  Raises Refused."""
     upload = call.upload
     if upload is None:
         raise bad_request("the body is the lines themselves, not an object")
@@ -86,11 +88,10 @@ def publish_lines(api: Api, call: Call) -> Answer:
             lines, parts = _routed(api, lines, partitions or [], key, is_framed, found, stack)
             is_framed = True
         said["framed"] = is_framed
-        begun = [(part, _begin(api, part, lines, said, found, stack)) for part in parts]
-        for part, results in begun:
-            if results is not None:
-                _await(part, results, found)
-    return found.answer()
+        begun = [(part, _begin(api, part, lines, said, found)) for part in parts]
+        waiting = [(part, results) for part, results in begun if results is not None]
+        lines.close_file()
+        return Answer(202, pending=Storing(waiting, found, stack.pop_all()))
 
 
 def later(reason: str) -> Refused:
@@ -160,6 +161,7 @@ def _framed(api: Api, lines: Unpacked, kind: str, stack: ExitStack) -> tuple[Unp
         else:
             out.write(FRAME.pack(1, len(view)))
             out.write(view)
+    lines.close()
     return out, True
 
 
@@ -220,6 +222,7 @@ def _routed(
             if text:
                 parts.append(Part(name, out.size, out.size + len(text), those))
                 out.write(text)
+    lines.close()
     return out, parts
 
 
@@ -264,9 +267,7 @@ class Found:
         return Answer(status, body, (self.retry_s or RETRY_S) if status in (429, 503) else 0)
 
 
-def _begin(
-    api: Api, part: Part, lines: Unpacked, said: dict[str, Any], found: Found, stack: ExitStack
-) -> socket.socket | None:
+def _begin(api: Api, part: Part, lines: Unpacked, said: dict[str, Any], found: Found) -> socket.socket | None:
     """Have a worker begin with it: the socket through which it answers.  None: these lines are refused."""
     record = api.metadata.find_stream(said["vhost"], part.name)
     if record is None:
@@ -275,15 +276,16 @@ def _begin(
     # One and the same for each request: what a publisher has sent there before may not be stored yet.
     worker = record.slot % len(api.workers)
     question = {"name": part.name, "start": part.start, "end": part.end, **said}
+    ours = None
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stack.enter_context(ours)
+        ours.setblocking(False)
         with theirs:
             begun = api.workers.ask(worker, "publish_lines", fds=(lines.fd, theirs.fileno()), **question)
     except OSError as problem:  # too many open files
         begun = {"why": f"this broker has no descriptor left: {problem.strerror}"}
     except NoAnswer as problem:
-        begun = {"why": f"nobody knows whether they are stored: {problem}"}
+        begun = {"why": f"{UNKNOWN}: {problem}"}
     if wait_us := begun.get("wait_us"):
         found.retry_s = max(found.retry_s, math.ceil(wait_us / 1e6))
         found.refuse_part(part, "rate", "you, or all in the virtual host, publish more than publish-rate allows")
@@ -291,18 +293,40 @@ def _begin(
         found.refuse_part(part, "later", why)
     else:
         return ours
+    if ours is not None:
+        ours.close()
     return None
 
 
-def _await(part: Part, results: socket.socket, found: Found) -> None:
-    results.settimeout(ANSWER_S)
-    try:
-        packet = results.recv(ANSWER_BYTES_MAX)
-    except TimeoutError:
-        found.refuse_part(part, "later", f"nobody knows whether they are stored: no confirm within {ANSWER_S:g} s")
-        return
+class Storing(Pending):
+    """A request whose lines workers store."""
+
+    def __init__(self, waiting: list[tuple[Part, socket.socket]], found: Found, held: ExitStack) -> None:
+        """``held``: ends with it."""
+        self._waiting, self._found, self._held = waiting, found, held
+
+    async def answer(self) -> Answer:
+        """Wait for all workers; no thread is held meanwhile."""
+        loop = asyncio.get_running_loop()
+        with self._held:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    while self._waiting:
+                        part, results = self._waiting[-1]
+                        _note(part, await loop.sock_recv(results, ANSWER_BYTES_MAX), self._found)
+                        self._waiting.pop()[1].close()
+            except TimeoutError:
+                for part, _ in self._waiting:
+                    self._found.refuse_part(part, "later", f"{UNKNOWN}: no confirm within {ANSWER_S:g} s")
+            finally:
+                for _, results in self._waiting:
+                    results.close()
+        return self._found.answer()
+
+
+def _note(part: Part, packet: bytes, found: Found) -> None:
     if not packet:
-        found.refuse_part(part, "later", "nobody knows whether they are stored: the worker ended meanwhile")
+        found.refuse_part(part, "later", f"{UNKNOWN}: the worker ended meanwhile")
         return
     answer = json.loads(packet)
     found.stored += answer["stored"]
