@@ -93,6 +93,43 @@ def test_all_streams_come_in_pages_by_slot(metadata, monkeypatch):
     assert [record.slot for record in metadata.streams()] == list(range(module.PAGE_ROWS + 3))
 
 
+def test_a_stream_is_made_in_as_many_steps_with_thousands_of_others_as_with_few(metadata, tmp_path):
+    steps = 0
+
+    def count():
+        nonlocal steps
+        steps += 1
+        return 0
+
+    def steps_of(name):
+        nonlocal steps
+        with metadata._reading() as db:
+            db.set_progress_handler(count, 10)
+            steps = 0
+            create(metadata, name)
+            db.set_progress_handler(None, 0)
+        return steps
+
+    for number in range(50):
+        create(metadata, f"few-{number}")
+    few = steps_of("one more than few")
+    partitions = [(f"many-{number}", str(number)) for number in range(5000)]
+    other = Metadata(str(tmp_path / "meta.db"))  # of another process, which has taken all these slots
+    other.create_super_stream("/", "many", partitions, {}, "os", 65536, lambda record: None)
+    other.close()
+    create(metadata, "behind them")
+    assert steps_of("one more than many") < 2 * few
+
+
+def test_a_limit_below_the_slots_in_use_counts_streams(metadata):
+    for name in "abc":
+        create(metadata, name)
+    metadata.delete_stream("/", "a")
+    assert create(metadata, "d", streams_max=3).slot == 0
+    with pytest.raises(LimitExceeded):
+        create(metadata, "e", streams_max=3)
+
+
 def test_many_processes_create_without_sharing_a_slot(metadata, tmp_path):
     def work(worker):
         mine = Metadata(str(tmp_path / "meta.db"))

@@ -15,6 +15,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from vibemq.config import STREAMS_MAX
 from vibemq.errors import LimitExceeded, StreamExists, StreamNotFound
@@ -253,6 +254,7 @@ class Metadata(Routing, Policies, Transactions, Limits):
     def __init__(self, path: str) -> None:
         super().__init__(path, MIGRATIONS)
         self.streams_dir = os.path.join(os.path.dirname(self.path), "streams")
+        self._next_slot = 0  # the search for a free slot begins there
 
     # ---- as part of a bucket ----
 
@@ -296,11 +298,28 @@ class Metadata(Routing, Policies, Transactions, Limits):
         return record
 
     def _insert(self, db: sqlite3.Connection, draft: StreamRecord, prepare: Prepare | None) -> StreamRecord:
-        record = replace(draft, slot=next(_free_slots(db)))
+        record = replace(draft, slot=next(self._free_slots(db)))
         _insert_stream(db, record)
         if prepare is not None:
             prepare(record)
         return record
+
+    def _free_slots(self, db: sqlite3.Connection) -> Iterator[int]:
+        """Free slots, one after another; to be used up before the next change.
+
+        The search begins at the slot that was found last, else it would read all streams each time.
+        """
+        begin = self._next_slot
+        for slot, end in ((begin, STREAMS_MAX), (0, begin)):
+            rows = db.execute("SELECT slot FROM streams WHERE slot >= ? AND slot < ? ORDER BY slot", (slot, end))
+            for taken in chain((row[0] for row in rows), (end,)):
+                while slot < taken:
+                    self._next_slot = slot
+                    yield slot
+                    slot += 1
+                slot = taken + 1
+        # Only with what transactions have staged: `streams_max` is no higher.
+        raise LimitExceeded("number of streams, those of transactions included", STREAMS_MAX + 1, STREAMS_MAX)
 
     def create_super_stream(
         self,
@@ -329,7 +348,7 @@ class Metadata(Routing, Policies, Transactions, Limits):
         with self._writing(synced=durability in SYNCED) as db:
             self._refuse(db, vhost, names, streams_max, vhost_streams_max, user, name)
             insert_exchange(db, vhost, name, {SUPER_STREAM: True})
-            records = [replace(draft, slot=slot) for draft, slot in zip(drafts, _free_slots(db), strict=False)]
+            records = [replace(draft, slot=slot) for draft, slot in zip(drafts, self._free_slots(db), strict=False)]
             for order, (record, (stream, key)) in enumerate(zip(records, partitions, strict=True)):
                 _insert_stream(db, record)
                 self._add_creator(db, record.incarnation, user)
@@ -362,7 +381,10 @@ class Metadata(Routing, Policies, Transactions, Limits):
                 what = f"cannot create stream {names[0]!r}: number of streams{of}"
                 raise LimitExceeded(what, count, most, hint=f"raise store.{option}, or do with fewer")
 
-        limit(streams_max, "streams_max", "", "vhost <> ?", STAGING)
+        # There are at most as many streams as slots up to the highest one, which is known without reading all.
+        slots = db.execute("SELECT COALESCE(MAX(slot) + 1, 0) FROM streams").fetchone()[0]
+        if slots + len(names) > streams_max:
+            limit(streams_max, "streams_max", "", "vhost <> ?", STAGING)
         if vhost_streams_max:
             limit(vhost_streams_max, "streams_per_virtual_host_max", f" in vhost {vhost!r}", "vhost = ?", vhost)
         self._refuse_by_limits(db, vhost, user, len(names), are_queues=are_queues)
@@ -387,7 +409,9 @@ class Metadata(Routing, Policies, Transactions, Limits):
             row = db.execute(f"DELETE FROM streams {_NAMED} RETURNING {STREAMS.columns}", (vhost, name)).fetchone()
             if row is None:
                 raise _no_stream(vhost, name)
-        return self._stream(row)
+        gone = self._stream(row)
+        self._next_slot = min(self._next_slot, gone.slot)
+        return gone
 
     def set_queue(
         self, vhost: str, name: str, options: Mapping[str, object], prepare: Prepare | None = None
@@ -540,14 +564,3 @@ def _insert_stream(db: sqlite3.Connection, record: StreamRecord) -> None:
 
 def _no_stream(vhost: str, name: str) -> StreamNotFound:
     return StreamNotFound(f"there is no stream {name!r} in vhost {vhost!r}")
-
-
-def _free_slots(db: sqlite3.Connection) -> Iterator[int]:
-    """The lowest free slots, one after another; to be used up before the next change."""
-    slot = 0
-    for (taken,) in db.execute("SELECT slot FROM streams ORDER BY slot"):
-        yield from range(slot, taken)
-        slot = taken + 1
-    yield from range(slot, STREAMS_MAX)
-    # Only with what transactions have staged: `streams_max` is no higher.
-    raise LimitExceeded("number of streams, those of transactions included", STREAMS_MAX + 1, STREAMS_MAX)
