@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts and ports as people write them: an IPv6 address is in brackets where a port follows (RFC 3986)."""
 
+import re
+
 from vibemq.errors import ConfigError
 
 
@@ -9,11 +11,14 @@ def parse_host(text: str) -> str:
     host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     try:
         host.encode("idna")  # as the look-up will do it
+        is_host = not re.search(r"[\s/@?#]", host)
     except UnicodeError:
+        is_host = False
+    if not is_host:
         raise ConfigError(
             f"{text!r} is no name of a host and no address",
-            hint="for instance broker.example, 192.0.2.1 or [2001:db8::1]",
-        ) from None
+            hint="for instance broker.example, 192.0.2.1 or [2001:db8::1], without a scheme and a port",
+        )
     return host
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import subprocess
 import sys
 from contextlib import closing
@@ -18,8 +19,9 @@ from running import broker
 from spark_jobs import messages
 
 from vibemq.client.streams import StreamsConnection
-from vibemq.errors import ConfigError, ConnectionClosed, VibeMQError
+from vibemq.errors import ConfigError, ConnectionClosed, ProtocolError, VibeMQError
 from vibemq.server.datadir import metadata_path
+from vibemq.spark import endpoints
 from vibemq.spark.client import close_all
 from vibemq.spark.source import VibeMQDataSource
 from vibemq.storage.metadata import Metadata
@@ -173,3 +175,26 @@ def test_no_secret_is_in_a_plan_a_checkpoint_a_log_or_the_progress(spark, secure
     assert len(shown) > 4 and any("INFO" in text for text in shown.values())
     shown = {**shown, "output": ran.stdout, "errors": ran.stderr}
     assert [path for path, text in shown.items() if SECRET in text] == []
+
+
+def test_an_endpoint_that_can_never_answer_is_refused_at_once(secured, authority):
+    """None of them waits for brokerDownTimeoutMs, which is two minutes."""
+    plain, tls = f"localhost:{secured.port}", f"localhost:{secured.tls_port}"
+    with pytest.raises(ConfigError, match="speaks without TLS: name the TLS port"):
+        rows(secured, endpoints=plain, tlsCa=authority.certificate)
+    with pytest.raises(ConfigError, match="speaks TLS: set tls=true"):
+        rows(secured, endpoints=tls, tls="false")
+    with pytest.raises(ProtocolError, match="a MicroMsg2 peer answers there"):
+        rows(secured, endpoints=f"localhost:{secured.ports['micromsg2']}", tls="false")
+    with pytest.raises(ConfigError, match="there is no host 'no-such-host"):
+        rows(secured, endpoints="no-such-host.invalid", tls="false")
+
+
+def test_a_name_that_was_known_may_be_unknown_for_a_while():
+    failed = ConnectionClosed("could not connect")
+    failed.__cause__ = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert "no host" in endpoints.mistake("broker.example", 1, failed, tls=False)
+    refused = ConnectionClosed("could not connect")
+    refused.__cause__ = ConnectionRefusedError()
+    assert endpoints.mistake("broker.example", 1, refused, tls=False) == ""
+    assert endpoints.mistake("broker.example", 1, failed, tls=False) == ""

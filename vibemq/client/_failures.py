@@ -132,6 +132,11 @@ def wrong_door(wanted: str, heard: bytes = b"") -> str:
     return f"Is this the {wanted} port? {doors}"
 
 
+def is_known(heard: bytes) -> bool:
+    """Return whether these first bytes say what answers there, which time does not change."""
+    return any(heard.startswith(begin) for begin, _, _ in SPEAKERS)
+
+
 def not_a_broker(peer: str, wanted: str, heard: bytes, problem: VibeMQError) -> ProtocolError:
     """What came from there is nothing that the wanted door of a broker says."""
     who = next((who for begin, who, _ in SPEAKERS if heard.startswith(begin)), "something else")

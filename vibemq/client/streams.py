@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
-from vibemq.client._failures import failure, not_a_broker, wrong_door
+from vibemq.client._failures import failure, is_known, not_a_broker, wrong_door
 from vibemq.client._flows import Publisher, Subscription
 from vibemq.client._frames import free_number
 from vibemq.client._staging import Committed, Staging, Transactions
@@ -117,7 +117,10 @@ class StreamsConnection(Transactions, AbstractContextManager["StreamsConnection"
         try:
             answer = self.request(Key.PEER_PROPERTIES, properties={**properties, **client_properties})
         except (ConnectionClosed, TimeoutExceeded) as problem:
-            problem.hint = wrong_door("streams", self._inbox.first_bytes())
+            heard = self._inbox.first_bytes()
+            if is_known(heard):
+                raise not_a_broker(self._transport.peer, "streams", heard, problem) from None
+            problem.hint = wrong_door("streams", heard)
             raise
         except ProtocolError as problem:
             raise not_a_broker(self._transport.peer, "streams", self._inbox.first_bytes(), problem) from None

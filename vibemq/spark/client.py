@@ -25,9 +25,9 @@ from typing import Any, NamedTuple, TypeVar
 from vibemq.addresses import host_port
 from vibemq.client.plans import NOT_SAID, WantedRange
 from vibemq.client.streams import StreamsConnection
-from vibemq.errors import ConnectionClosed, RequestFailed, StreamNotFound, TimeoutExceeded, VibeMQError
-from vibemq.spark import logins
-from vibemq.spark.options import ACCESS, FIELDS, Options
+from vibemq.errors import ConfigError, ConnectionClosed, RequestFailed, StreamNotFound, TimeoutExceeded, VibeMQError
+from vibemq.spark import endpoints, logins
+from vibemq.spark.options import ACCESS, FIELDS, PORTS_NATIVE, Options
 
 log = logging.getLogger("vibemq.spark")
 
@@ -38,6 +38,7 @@ IDLE_SECONDS_MAX = 20.0  # nobody reads from an idle connection: an older one ma
 FIRST_PAUSE_SECONDS = 0.05
 PAUSE_SECONDS_MAX = 2.0
 WARN_EVERY_SECONDS = 60.0
+WRONG_PORT_SECONDS = 5.0  # the native protocol waits there for the rest of a frame
 
 CODE_NO_SUBSCRIPTION = 4  # a broker that has trouble with a stream ends its subscriptions; a new one is the remedy
 ASK_AGAIN = 3
@@ -93,20 +94,30 @@ def _connect(options: Options) -> StreamsConnection:
     """A new connection to the first endpoint that takes one."""
     refused: list[str] = []
     for host, port in options.endpoints:
+        timeout_s = options.fetch_timeout_ms / 1000
+        if port in PORTS_NATIVE:
+            timeout_s = min(timeout_s, WRONG_PORT_SECONDS)
         try:
-            return StreamsConnection.connect(
+            made = StreamsConnection.connect(
                 host,
                 port,
                 **logins.arguments(options),
                 virtual_host=options.vhost,
-                timeout_s=options.fetch_timeout_ms / 1000,
+                timeout_s=timeout_s,
                 frame_max=FRAME_BYTES_MAX,
                 client_properties={"product": "VibeMQ", "connection_name": f"vibemq-spark-{os.getpid()}"},
             )
+            made.timeout_s = options.fetch_timeout_ms / 1000
+            return made
         except AWAY as failed:
             if isinstance(failed, VibeMQError) and _is_tls_refusal(failed.__cause__):
                 raise with_remedy(failed) from None  # time does not mend that
-            refused.append(str(failed))  # it says which endpoint
+            if isinstance(failed, TimeoutExceeded) and port in PORTS_NATIVE:
+                raise with_remedy(failed) from None
+            if said := endpoints.mistake(host, port, failed, tls=options.tls):
+                raise ConfigError(f"option endpoints: {said}") from None
+            hint = failed.hint if isinstance(failed, VibeMQError) else ""
+            refused.append(f"{failed}. {hint}".removesuffix(". "))  # it says which endpoint
         except VibeMQError as failed:
             raise with_remedy(failed) from None
     raise BrokerAway("; ".join(refused))

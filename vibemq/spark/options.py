@@ -9,12 +9,13 @@ ignored costs somebody a day. The password is never part of a `repr`, of a parti
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from vibemq.addresses import split_host_port
+from vibemq.addresses import host_port, split_host_port
 from vibemq.errors import ConfigError
 from vibemq.spark import logins, places, remote
 from vibemq.spark.logins import LOGINS, PASSWORD
@@ -27,6 +28,7 @@ BINARY, RAW, STRING, JSON = VALUE_FORMATS = ("binary", "raw", "string", "json")
 MAP, KAFKA = HEADERS_FORMATS = ("map", "kafka")
 PERMISSIVE, FAILFAST = MODES = ("permissive", "failfast")
 STREAMS_PORT, STREAMS_PORT_TLS = 5552, 5551
+PORTS_NATIVE = 2925, 2935
 NUMBER_MAX = 1 << 62
 FIRST_BATCH_BYTES = 1 << 30
 POLL_MS = 20
@@ -281,13 +283,38 @@ def _endpoints(options: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
             "option endpoints: it is needed, as host:port or host:port,host:port; or remote, to read a bucket"
         )
     found = []
-    for each in text.split(","):
-        host, port = split_host_port(each.strip())
+    for each in map(str.strip, text.split(",")):
+        if "://" in each:
+            raise ConfigError(f"option endpoints: {_without_scheme(each)}")
+        host, port = split_host_port(each)
         port = port or str(STREAMS_PORT_TLS if tls else STREAMS_PORT)
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ConfigError(f"option endpoints: {each.strip()!r} is not host:port")
+        if not _is_host(host) or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+            raise ConfigError(f"option endpoints: {each!r} is not host:port")
         found.append((host, int(port)))
     return tuple(found)
+
+
+def _is_host(text: str) -> bool:
+    """Can it be a name or an address?"""
+    if ":" not in text:
+        return bool(text) and not re.search(r"[\s/@?#;]", text)
+    try:
+        return bool(ipaddress.ip_address(text.partition("%")[0]))
+    except ValueError:
+        return False
+
+
+def _without_scheme(text: str) -> str:
+    """Return what to write instead of a URL, in which a password may be."""
+    scheme, _, rest = text.partition("://")
+    login, _, address = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")
+    host, port = split_host_port(address)
+    is_tls = scheme.lower() in ("vibemqs", "https", "tls", "rabbitmq-stream+tls")
+    if port in ("", *map(str, PORTS_NATIVE)):
+        port = str(STREAMS_PORT_TLS if is_tls else STREAMS_PORT)
+    meant = f"{host_port(host or 'HOST', port)}{' with tls=true' if is_tls else ''}"
+    said = f"{scheme}://... has a scheme, and host:port is needed: write {meant}"
+    return f"{said}, and the login as options username and password" if login else said
 
 
 def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
