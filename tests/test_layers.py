@@ -41,7 +41,17 @@ MAY = {
     "cli": {"server", "admin", "remote", "access", "storage", "client", "bench", "spark"},
     "pyspark_vibemq": {"spark"},
 }
-EVERYBODY_MAY = {"addresses", "build_facts", "errors", "config", "control_groups", "grow", "once_a_minute", "openssl"}
+EVERYBODY_MAY = {
+    "addresses",
+    "build_facts",
+    "errors",
+    "config",
+    "control_groups",
+    "grow",
+    "once_a_minute",
+    "openssl",
+    "units",
+}
 # Bytes to commands and back, without I/O: what is left of a door when the broker is taken away.
 CODECS = {"spec", "codec", "wire", "layout", "compression", "options", "extensions"}
 MAY_SEE_CODECS = {"client", "bench", "cli"}

@@ -26,6 +26,7 @@ from msgspec import Meta, Struct
 from vibemq.addresses import parse_host
 from vibemq.control_groups import processors_limit
 from vibemq.errors import ConfigError
+from vibemq.units import example_of, of_option
 
 #: One bit for each worker in a stream's masks (csrc/shm/doorbell.h, DOORBELL_WORKERS_MAX).
 WORKERS_MAX = 64
@@ -414,11 +415,13 @@ def load(
 
 
 def _checked(section: str, option: str, value: object, origin: str) -> object:
+    if isinstance(value, str) and (number := of_option(option, value)) is not None:
+        value = number
     try:
         checked = msgspec.convert(value, OPTIONS[section][option], strict=True)
     except msgspec.ValidationError:
         raise ConfigError(
-            f"{origin}: {section}.{option} must be {_needed(OPTIONS[section][option])}, but is {_shown(value)}",
+            f"{origin}: {section}.{option} must be {_needed(OPTIONS[section][option], option)}, but is {_shown(value)}",
             hint="`vibemq config` prints every option with its limits and reasons",
         ) from None
     if not option.endswith("host"):
@@ -429,7 +432,7 @@ def _checked(section: str, option: str, value: object, origin: str) -> object:
         raise ConfigError(f"{origin}: {section}.{option}: {problem}", hint=problem.hint) from None
 
 
-def _needed(kind: Any) -> str:
+def _needed(kind: Any, option: str) -> str:
     """What a type with limits accepts, in words."""
     if kind is bool:
         return "true or false"
@@ -437,7 +440,10 @@ def _needed(kind: Any) -> str:
         return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
     base, meta = get_args(kind)
     if base is int:
-        return f"an integer from {meta.ge} to {meta.le}"
+        example = example_of(option)
+        return f"an integer from {meta.ge} to {meta.le}" + (
+            f", or one with a unit such as {example}" if example else ""
+        )
     if meta.pattern:
         return f"text that matches {meta.pattern}"
     return f"text of {meta.min_length or 0} to {meta.max_length} characters"

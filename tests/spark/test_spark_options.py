@@ -27,6 +27,15 @@ def test_the_least_one_must_say():
     assert options.end_of("orders") == LATEST
 
 
+def test_bytes_and_times_take_units():
+    given = {"maxBytesPerTrigger": "1GiB", "batchBytes": "8MB", "fetchTimeoutMs": "30s", "brokerDownTimeoutMs": "1500"}
+    options = parse({**LEAST, **given})
+    assert (options.max_bytes_per_trigger, options.batch_bytes) == (1 << 30, 8_000_000)
+    assert (options.fetch_timeout_ms, options.broker_down_timeout_ms) == (30_000, 1500)
+    with pytest.raises(ConfigError, match="nor one with a unit"):
+        parse({**LEAST, "fetchTimeoutMs": "30 parsecs"})
+
+
 def test_names_are_case_insensitive_as_in_spark():
     assert parse({**LEAST, "MAXOFFSETSPERTRIGGER": "5"}).max_offsets_per_trigger == 5
 

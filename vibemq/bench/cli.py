@@ -21,6 +21,7 @@ from vibemq.bench.load import Load, Result
 from vibemq.bench.queues import QueueLoad
 from vibemq.bench.run import run
 from vibemq.bench.streams import StreamsLoad
+from vibemq.units import example_of, of_option
 
 
 class RunByDefault(click.Group):
@@ -30,6 +31,20 @@ class RunByDefault(click.Group):
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+
+class WithUnit(click.ParamType):
+    """A number, or one with a unit, of a field whose name ends with its own (vibemq.units)."""
+
+    def __init__(self, field: str, kind: type) -> None:
+        self.field, self.kind, self.name = field, kind, f"number, nor one with a unit such as {example_of(field)}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = of_option(self.field, value) if isinstance(value, str) else None
+        try:
+            return self.kind(value if found is None else found)
+        except ValueError:
+            self.fail(f"{value!r} is not a {self.name}", param, ctx)
 
 
 def pairs(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -47,7 +62,8 @@ def option_of(name: str, default: Any, flags: str, help: str) -> Callable[[Any],
     elif name == "mode":
         about |= {"type": click.Choice(sorted(Load.modes)), "show_default": True}
     else:
-        about |= {"type": type(default), "show_default": default not in ("", 0, 0.0) and name != "password"}
+        kind = WithUnit(name, type(default)) if example_of(name) else type(default)
+        about |= {"type": kind, "show_default": default not in ("", 0, 0.0) and name != "password"}
     if name == "password":
         about["envvar"] = "VIBEMQ_PASSWORD"
     return click.option(*(flags or f"--{name.replace('_', '-')}").split(), name, **about)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vibemq.cli.connection import Broker, queues_options
-from vibemq.cli.terminal import nobody_reads, watch_reader
+from vibemq.cli.terminal import WholeSeconds, nobody_reads, watch_reader
 from vibemq.errors import RequestFailed
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ PREFETCH_MAX = 256  # as many as the broker gives without being told; with --cou
 @click.option("--prefetch", type=click.IntRange(min=1), metavar="N", help="Messages on their way to us at a time.")
 @click.option("--follow/--drain", default=True, help="Wait for more (default), or end when the queue is empty.")
 @click.option("--subscriber", default="", metavar="NAME", help="A member of a fan-out; its copies wait for it.")
-@click.option("--subscriber-ttl", type=click.IntRange(min=0), default=0, metavar="S", help="For so long.")
+@click.option("--subscriber-ttl", type=WholeSeconds(min=0), default=0, metavar="S", help="For so long.")
 @click.option("--create", is_flag=True, help="Make the queue if there is none, also of a stream of that name.")
 @queues_options
 def consume(

@@ -20,6 +20,7 @@ from vibemq.cli.ctl_commands import COMMANDS, STANDARD_OUTPUT, UNITS
 from vibemq.cli.ctl_orders import UNAVAILABLE, USAGE, Command, Order, Refused
 from vibemq.cli.data import DataDir, data_options
 from vibemq.cli.management import Management
+from vibemq.cli.terminal import Seconds
 from vibemq.errors import VibeMQError
 
 FORMATTERS = ("table", "pretty_table", "json", "csv")
@@ -96,7 +97,7 @@ def _price(what: str, default: float, of: str) -> Any:
 @click.option(
     "-t",
     "--timeout",
-    type=float,
+    type=Seconds(),
     default=DataDir.timeout_s,
     callback=_timeout,
     metavar="SECONDS",
@@ -119,9 +120,7 @@ def _price(what: str, default: float, of: str) -> Any:
 @click.option("--user", metavar="USER", help="list_user_limits: of which user.")
 @click.option("--description", metavar="TEXT", help="add_vhost: for people.")
 @click.option("--tags", metavar="A,B", help="add_vhost: for tools.")
-@click.option(
-    "--interval", type=click.FloatRange(min=0.1), default=2.0, metavar="SECONDS", help="top: between two looks."
-)
+@click.option("--interval", type=Seconds(min=0.1), default=2.0, metavar="SECONDS", help="top: between two looks.")
 @_price("put", ctl_remote.PUT_PRICE, "1000 PUT and LIST requests; defaults: dollars of S3 Standard, us-east-1, 2025")
 @_price("get", ctl_remote.GET_PRICE, "1000 GET requests")
 @_price("storage", ctl_remote.STORAGE_PRICE, "a GB and month")

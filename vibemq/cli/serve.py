@@ -32,7 +32,7 @@ def _port(door: str, title: str) -> Any:
                  help="Port that stream clients are told."),
     click.option("--durability", "store_durability", metavar="os|disk|remote",
                  help="What a confirm means where a stream does not say."),
-    click.option("--shutdown-timeout", "server_shutdown_timeout_s", type=int, metavar="SECONDS",
+    click.option("--shutdown-timeout", "server_shutdown_timeout_s", metavar="SECONDS",
                  help="How long workers may finish at shutdown."),
 )  # fmt: skip
 @click.option("--user", "server_user", metavar="NAME", help="Account to continue as, when started as root.")
@@ -59,12 +59,15 @@ def _overrides(
     ctx: click.Context, settings: tuple[str, ...], data_dir: str | None, flags: dict[str, Any]
 ) -> dict[tuple[str, str], tuple[object, str]]:
     """What the command line says, each with the words that said it."""
+    from vibemq.config import from_text
+
     found = settings_overrides(settings)
     typed = {option.name: option.opts[0] for option in ctx.command.params}
     for name, value in {"server_data_dir": data_dir, **flags}.items():
         if value is not None:
             section, _, option = name.partition("_")
-            found[section, option] = (value, typed.get(name, "--data-dir"))
+            origin = typed.get(name, "--data-dir")
+            found[section, option] = (from_text(section, option, str(value), origin), origin)
     return found
 
 

@@ -16,12 +16,10 @@ from vibemq.cli.stream_messages import Ends, ends_of, streams_publish, streams_t
 from vibemq.cli.terminal import messages_text, named_values, print_facts, print_rows, say_done, yes_option
 from vibemq.errors import RequestFailed, StreamExists, StreamNotFound, UserError
 from vibemq.protocols.streams.spec import Code
+from vibemq.units import SIZES, in_units
 
 if TYPE_CHECKING:
     from vibemq.client.streams import ListedStream, StreamsConnection
-
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-         "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
 
 
 @click.group()
@@ -90,11 +88,10 @@ def streams_create(
 def _size(option: str, text: str | None) -> str | None:
     if text is None:
         return None
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([a-zA-Z]*)", text)
-    unit = UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
+    found = in_units(f"{text}B" if text.isdigit() else text, SIZES)
+    if found is None:
         raise click.UsageError(f"{option} {text}: a number of bytes is needed, such as 1000000, 20GB or 512MiB")
-    return str(int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit)
+    return str(found)
 
 
 def _arguments_text(arguments: dict[str, str]) -> str:

@@ -16,12 +16,27 @@ from typing import Any, TypeVar
 import click
 
 from vibemq.errors import UserError
+from vibemq.units import TIMES_MS, in_units
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Seconds(click.FloatRange):
-    name = "number of seconds"  # as click names it in its errors
+    """A number of seconds, or a time with a unit, such as 500ms or 1h."""
+
+    name = "number of seconds, nor a time such as 500ms or 1h"  # as click names it in its errors
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = in_units(value, TIMES_MS) if isinstance(value, str) else None
+        return super().convert(value if found is None else found / 1000, param, ctx)
+
+
+class WholeSeconds(Seconds):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found: float = super().convert(value, param, ctx)
+        if found != int(found):
+            self.fail(f"{value} is not a whole number of seconds", param, ctx)
+        return int(found)
 
 
 def _sure(context: click.Context, _: click.Parameter, yes: bool) -> bool:

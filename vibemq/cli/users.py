@@ -15,7 +15,7 @@ from vibemq.access.permissions import check_pattern, operation_names, operations
 from vibemq.access.tokens import Tokens
 from vibemq.access.users import add_user, change_password, check_name
 from vibemq.cli.data import DataDir, json_data_options
-from vibemq.cli.terminal import ask_password, print_rows, print_table
+from vibemq.cli.terminal import WholeSeconds, ask_password, print_rows, print_table
 from vibemq.errors import UserError, VibeMQError
 from vibemq.storage.ownership import account_name
 from vibemq.storage.users import no_user
@@ -116,7 +116,7 @@ def users_passwd(name: str, password_stdin: bool, as_json: bool, data: DataDir) 
 
 @users.command("token")
 @click.argument("name")
-@click.option("--for", "lifetime_s", type=click.IntRange(1, 31_536_000), default=3600, metavar="SECONDS",
+@click.option("--for", "lifetime_s", type=WholeSeconds(1, 31_536_000), default=3600, metavar="SECONDS",
               help="How long it holds.")  # fmt: skip
 @json_data_options
 def users_token(name: str, lifetime_s: int, as_json: bool, data: DataDir) -> None:

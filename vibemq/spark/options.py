@@ -20,6 +20,7 @@ from vibemq.errors import ConfigError
 from vibemq.spark import logins, places, remote
 from vibemq.spark.logins import LOGINS, PASSWORD
 from vibemq.spark.places import ALL, EARLIEST, LATEST, Place, Places, duration_ms
+from vibemq.units import SIZES, TIMES_MS, in_units
 
 COLUMNS = ("value", "offset", "timestamp", "stream", "key", "message_id", "content_type", "headers")
 COLUMNS_DEFAULT = COLUMNS[:4]  # ids and headers triple what a row costs: 141 ns against 48, with two headers
@@ -44,17 +45,29 @@ def text(_: str, given: str) -> str:
     return given
 
 
-def number(least: int, most: int = NUMBER_MAX) -> Callable[[str, str], int]:
+def number(least: int, most: int = NUMBER_MAX, units: dict[str, int] | None = None) -> Callable[[str, str], int]:
+    """Return what reads a whole number, also with one of these units behind it."""
+
     def read(name: str, text: str) -> int:
+        value = in_units(text, units) if units else None
         try:
-            value = int(text)
+            value = int(text) if value is None else value
         except ValueError:
-            raise ConfigError(f"option {name}: {text!r} is not a whole number") from None
+            also = f", nor one with a unit ({', '.join(units)})" if units else ""
+            raise ConfigError(f"option {name}: {text!r} is not a whole number{also}") from None
         if not least <= value <= most:
             raise ConfigError(f"option {name}: {value} is not between {least} and {most}")
         return value
 
     return read
+
+
+def size(least: int, most: int = NUMBER_MAX) -> Callable[[str, str], int]:
+    return number(least, most, SIZES)
+
+
+def milliseconds(least: int) -> Callable[[str, str], int]:
+    return number(least, units=TIMES_MS)
 
 
 def choice(meanings: Mapping[str, T]) -> Callable[[str, str], T]:
@@ -139,21 +152,21 @@ class Options:
     )
     ending: Places = field(default_factory=dict)
     max_offsets_per_trigger: int | None = option("maxOffsetsPerTrigger", number(1), None)
-    max_bytes_per_trigger: int | None = option("maxBytesPerTrigger", number(0), None)
+    max_bytes_per_trigger: int | None = option("maxBytesPerTrigger", size(0), None)
     min_offsets_per_trigger: int | None = option("minOffsetsPerTrigger", number(1), None)
     max_trigger_delay_ms: int = option("maxTriggerDelay", duration_ms, 15 * 60_000)
     min_partitions: int | None = option("minPartitions", number(1), None)
     max_records_per_partition: int | None = option("maxRecordsPerPartition", number(1), None)
-    max_bytes_per_partition: int = option("maxBytesPerPartition", number(0), 128 << 20)
+    max_bytes_per_partition: int = option("maxBytesPerPartition", size(0), 128 << 20)
     filter_values: tuple[str, ...] = option("filterValues", _names, ())
     filter_match_unfiltered: bool = option("filterMatchUnfiltered", flag, False)
     filter_pushdown: bool = option("filterPushdown", flag, False)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, True)
-    batch_bytes: int = option("batchBytes", number(1, BATCH_BYTES_MAX), 4 << 20)
+    batch_bytes: int = option("batchBytes", size(1, BATCH_BYTES_MAX), 4 << 20)
     batch_rows: int = option("batchRows", number(1, 65536), 65536)
-    fetch_timeout_ms: int = option("fetchTimeoutMs", number(1), 30_000)
-    broker_down_timeout_ms: int = option("brokerDownTimeoutMs", number(0), 120_000)
-    latest_offset_poll_ms: int | None = option("latestOffsetPollMs", number(0), None)
+    fetch_timeout_ms: int = option("fetchTimeoutMs", milliseconds(1), 30_000)
+    broker_down_timeout_ms: int = option("brokerDownTimeoutMs", milliseconds(0), 120_000)
+    latest_offset_poll_ms: int | None = option("latestOffsetPollMs", milliseconds(0), None)
 
     def start_of(self, stream: str, default: Place) -> Place:
         return self.starting.get(stream, self.starting.get(ALL, default))

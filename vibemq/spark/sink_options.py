@@ -14,7 +14,19 @@ from pyspark.sql import types
 from vibemq.errors import ConfigError
 from vibemq.spark import options as reading
 from vibemq.spark.codecs import CODES
-from vibemq.spark.options import Options, choice, flag, known, number, option, option_fields, read_fields, text, word
+from vibemq.spark.options import (
+    Options,
+    choice,
+    flag,
+    known,
+    milliseconds,
+    number,
+    option,
+    option_fields,
+    read_fields,
+    text,
+    word,
+)
 
 #: Options that mean the same as for reading.
 ACCESS = (*reading.ACCESS, "fetchTimeoutMs", "brokerDownTimeoutMs")
@@ -47,7 +59,7 @@ class SinkOptions:
     compression: str = option("compression", word("none", *CODES), "none")
     create_stream: bool = option("createStream", flag, False)
     ignore_unknown: bool = option("ignoreUnknownColumns", flag, False)
-    confirm_timeout_ms: int = option("confirmTimeoutMs", number(1), 120_000)
+    confirm_timeout_ms: int = option("confirmTimeoutMs", milliseconds(1), 120_000)
     txn_app_id: str = option("txnAppId", text, "")
     txn_version: int = option("txnVersion", number(0), 0)
 
