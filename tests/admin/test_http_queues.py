@@ -226,3 +226,62 @@ def test_a_key_that_no_policy_has_is_refused_with_those_that_there_are(policies)
     assert refused.status == 400
     assert "'expires' cannot be set by a policy" in refused.json["reason"]
     assert "dead-letter-routing-key" in refused.json["reason"]
+
+
+# ---- what tools of RabbitMQ ask for ----
+
+
+def test_a_queue_tells_what_was_published_delivered_and_acknowledged_and_at_what_rate(http, client, queue):
+    def stats():
+        return http.get("queues", "/", queue)["message_stats"]
+
+    assert stats()["publish_details"] == {"rate": 0.0}
+    client.publish_many(queue, range(500))
+    with client.consume(queue, prefetch=100) as consumer:
+        for _ in range(300):
+            next(consumer).ack()
+    wait_until(lambda: stats()["ack"] == 300, "all acknowledgements are counted")
+    assert stats()["publish"] == 500 and stats()["deliver_get"] == stats()["deliver"] >= 300
+    for name in ("publish", "deliver_get", "ack"):
+        wait_until(lambda name=name: is_moving(http, client, queue, name), f"a rate of {name}")
+
+
+def is_moving(http, client, queue, name):
+    """Whether a rate is told, while a message goes through the queue between two looks."""
+    client.publish(queue, "one")
+    with client.consume(queue) as consumer:
+        next(consumer).ack()
+    return http.get("queues", "/", queue)["message_stats"][f"{name}_details"]["rate"] > 0
+
+
+def test_rates_of_all_are_in_the_overview(http):
+    assert {"publish_details", "deliver_get_details", "ack_details"} <= http.get("overview")["message_stats"].keys()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "channels", "vhosts/%2F/channels", "operator-policies", "operator-policies/%2F", "shovels", "shovels/%2F",
+        "federation-links", "parameters", "parameters/shovel", "parameters/shovel/%2F", "global-parameters",
+        "feature-flags", "deprecated-features", "topic-permissions", "topic-permissions/%2F/guest",
+        "users/guest/topic-permissions", "vhosts/%2F/topic-permissions",
+    ],
+)  # fmt: skip
+def test_of_what_there_is_none_the_list_is_empty(http, path):
+    reply = http.raw("GET", f"/api/{path}")
+    assert (reply.status, reply.json) == (200, [])
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["vhosts/none/channels", "connections/none/channels", "shovels/none", "users/none/topic-permissions"],
+)
+def test_a_list_that_is_always_empty_is_not_found_of_what_is_not_there(http, path):
+    assert http.raw("GET", f"/api/{path}").status == 404
+
+
+def test_a_node_tells_descriptors_sockets_and_processes(http, client):
+    (node,) = http.get("nodes")
+    for name in ("fd", "sockets", "proc"):
+        assert 0 < node[f"{name}_used"] < node[f"{name}_total"]
+    assert node["run_queue"] == 0

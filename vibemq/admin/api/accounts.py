@@ -210,6 +210,13 @@ def list_permissions(api: Api, call: Call) -> Any:
     return [asdict(entry) for entry in _permissions(api, vhost, user)]
 
 
+def list_topic_permissions(api: Api, call: Call) -> Any:
+    """There are none.  Raises Refused where there is no such user."""
+    if not _is_there(api, call.path["user"]):
+        raise not_found()
+    return []
+
+
 def get_permission(api: Api, call: Call) -> Any:
     return asdict(calls.only(_permissions(api, call.path["vhost"], call.path["user"])))
 

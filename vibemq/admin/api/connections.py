@@ -38,6 +38,12 @@ def get_connection(api: Api, call: Call) -> Any:
     return _connection(api, _find(api, call))
 
 
+def list_channels(api: Api, call: Call) -> Any:
+    """Channels belong to AMQP 0.9.1.  Raises Refused where there is no such connection."""
+    _find(api, call)
+    return []
+
+
 def delete_connection(api: Api, call: Call) -> None:
     """Drops the socket without a Close, as RabbitMQ does; clients reconnect."""
     session = _find(api, call)

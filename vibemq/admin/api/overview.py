@@ -13,11 +13,13 @@ from vibemq.admin.api.calls import Call, not_found
 from vibemq.admin.api.connections import PROTOCOLS
 from vibemq.admin.api.counts import counts_of
 from vibemq.admin.api.health import alarms_of, disk_free, is_drained, memory_of, stalled
+from vibemq.admin.api.processes import about
 from vibemq.admin.api.service import Api
 from vibemq.broker.alarms import Alarm
 from vibemq.errors import StorageError
 
 CLUSTER_NAME = "vibemq"
+PROCESSES_MAX = 1 << 22  # of Linux on 64 bits (PID_MAX_LIMIT)
 
 
 def overview(api: Api, call: Call) -> Any:
@@ -44,7 +46,7 @@ def overview(api: Api, call: Call) -> Any:
         "contexts": [],
         "rates_mode": "none",
         "disable_stats": False,
-        "message_stats": {},
+        "message_stats": _rates(api),
         "churn_rates": {},
         "statistics_db_event_queue": 0,
         "object_totals": {
@@ -60,6 +62,19 @@ def overview(api: Api, call: Call) -> Any:
             "messages_unacknowledged": unacknowledged,
         },
     }
+
+
+def _rates(api: Api) -> dict[str, Any]:
+    """Rates of the last seconds; totals would fall with each queue that is deleted."""
+    totals = {} if api.sampler is None else api.sampler.sample.totals
+    names = {"publish": "published", "deliver_get": "delivered", "ack": "acked"}
+    return {f"{name}_details": {"rate": round(totals.get(ours, 0.0), 3)} for name, ours in names.items()}
+
+
+def nothing(api: Api, call: Call) -> Any:
+    """What RabbitMQ has and a broker without AMQP 0.9.1, plugins and a cluster has none of.  Raises Refused."""
+    api.vhost_of(call)
+    return []
 
 
 def nodes(api: Api, call: Call) -> Any:
@@ -90,6 +105,8 @@ def _node(api: Api) -> dict[str, Any]:
     alarms = alarms_of(api)
     used, watermark = memory_of(api)
     answers = api.workers.statuses()
+    processes_max = os.sysconf("SC_CHILD_MAX")
+    processes = [found for seat in api.meters.values() if (found := about(seat.pid))]
     return {
         "name": api.node,
         "type": "disc",
@@ -97,6 +114,13 @@ def _node(api: Api) -> dict[str, Any]:
         "os_pid": str(os.getppid()),
         "uptime": clock.boot_ms() - api.started_ms,
         "processors": os.cpu_count(),
+        "fd_used": sum(int(process["open_fds"]) for process in processes),
+        "fd_total": sum(int(process["max_fds"]) for process in processes),
+        "sockets_used": sum(answer["connections"] for answer in answers),
+        "sockets_total": api.config.server.connections_max * len(answers),
+        "proc_used": len(processes),
+        "proc_total": processes_max if 0 < processes_max < PROCESSES_MAX else PROCESSES_MAX,
+        "run_queue": 0,
         "rates_mode": "none",
         "mem_used": used,
         "mem_limit": watermark,

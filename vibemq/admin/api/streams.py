@@ -244,6 +244,7 @@ def _queue(api: Api, record: StreamRecord, readers: Counter[tuple[str, str]]) ->
         "messages_unacknowledged": counts.unacknowledged,
         **{f"messages_{name}": getattr(counts.queue, name, 0) for name in ("dropped", "refused")},
         "members_away": getattr(counts.queue, "away", 0),
+        "message_stats": _message_stats(api, record, counts),
         "consumers": _consumers_of(record, counts, readers),
         "message_bytes": counts.log.size_bytes,
         "segments": counts.log.segment_count,
@@ -256,6 +257,22 @@ def _queue(api: Api, record: StreamRecord, readers: Counter[tuple[str, str]]) ->
         "effective_policy_definition": {} if applied is None else applied.definition,
         "operator_policy": None,
     }
+
+
+def _message_stats(api: Api, record: StreamRecord, counts: Counts) -> dict[str, Any]:
+    """Totals since it was made, and rates of the last seconds.  What readers of a plain stream got is not counted."""
+    seen = None if api.sampler is None else api.sampler.sample.streams.get(record.incarnation)
+    stats = _counter("publish", counts.log.next_offset, 0.0 if seen is None else seen.published_rate)
+    if counts.queue is None:
+        return stats
+    for name in ("deliver_get", "deliver"):
+        stats |= _counter(name, counts.queue.delivered, 0.0 if seen is None else seen.delivered_rate)
+    stats |= _counter("ack", counts.queue.acked, 0.0 if seen is None else seen.acked_rate)
+    return {**stats, "redeliver": counts.queue.redelivered}
+
+
+def _counter(name: str, count: int, rate: float) -> dict[str, Any]:
+    return {name: count, f"{name}_details": {"rate": round(rate, 3)}}
 
 
 def _options(api: Api, record: StreamRecord) -> dict[str, Any]:
