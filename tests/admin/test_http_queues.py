@@ -228,6 +228,18 @@ def test_a_key_that_no_policy_has_is_refused_with_those_that_there_are(policies)
     assert "dead-letter-routing-key" in refused.json["reason"]
 
 
+def test_messages_that_a_full_queue_redirects_count_as_dead_lettered(http, client, name):
+    client.create_queue(name, max_messages=2, overflow="redirect_to_dlq", dead_letter=True)
+    client.publish_many(name, range(6))
+
+    def counted():
+        lines = http.raw("GET", "/metrics").text.splitlines()
+        line = next(one for one in lines if one.startswith(f'vibemq_queue_dead_lettered_total{{vhost="/",queue="{name}"'))
+        return float(line.split()[-1])
+
+    wait_until(lambda: counted() == 4, "four are counted")
+
+
 # ---- what tools of RabbitMQ ask for ----
 
 

@@ -417,6 +417,8 @@ cdef class QueuePublisher(Publisher):
     def letters_kept(self, tokens, bint ok):
         """Redirected messages are in the dead-letter queue (or, not `ok`, are not)."""
         self.redirected -= len(tokens)
+        if ok and not self.queue.closed:
+            core.word_add(&self.queue.control.dead_lettered, len(tokens))
         if not self.closed or self.deleted:
             self.answer_redirected(tokens, ok)
 
