@@ -234,7 +234,8 @@ def test_messages_that_a_full_queue_redirects_count_as_dead_lettered(http, clien
 
     def counted():
         lines = http.raw("GET", "/metrics").text.splitlines()
-        line = next(one for one in lines if one.startswith(f'vibemq_queue_dead_lettered_total{{vhost="/",queue="{name}"'))
+        begin = f'vibemq_queue_dead_lettered_total{{vhost="/",queue="{name}"'
+        line = next(one for one in lines if one.startswith(begin))
         return float(line.split()[-1])
 
     wait_until(lambda: counted() == 4, "four are counted")

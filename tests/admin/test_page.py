@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,11 @@ from http_caller import STREAM, Http
 from page_of import ADMINISTRATOR, WATCHER, jobs, load, log_in, prepare, somebody
 from running import Running, broker, wait_until
 
+from vibemq.client import connect
+from vibemq.errors import QueueFull
+
+#: A queue whose publishers are refused.
+FULL = {"max_messages": 1, "overflow": "drop_newest"}
 LOAD_S = 200  # most of a chart of five minutes
 #: Streams of a list; VIBEMQ_PAGE_STREAMS=10000 takes minutes, most of which are for making and deleting them.
 MANY = int(os.environ.get("VIBEMQ_PAGE_STREAMS", "60"))
@@ -155,6 +162,33 @@ def test_a_queue_is_made_altered_purged_and_deleted(page, served, calls):
     page.click("dialog button.danger")
     page.see("#status", "queue jobs-here is deleted")
     assert calls.status("GET", "queues", "/", "jobs-here") == 404
+
+
+def test_what_a_full_queue_refuses_stands_on_the_front_page_in_the_list_and_on_its_own(page, served, calls):
+    name = "too-small"
+    log_in(page, served)
+    over = threading.Event()
+
+    def publish():
+        with connect(f"vibemq://guest:guest@{served.host}:{served.native_port}") as client:
+            client.create_queue(name, **FULL)
+            while not over.is_set():
+                with suppress(QueueFull):
+                    client.publish(name, 1)
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        lost = "parseFloat(document.querySelector('.tile.bad dd').innerText) > 0"
+        page.wait(lost)
+        page.see("figure", "Dropped or refused a second")
+        for view in ("streams", f"stream/%2F/{name}"):
+            go(page, view, name)
+            page.wait(lost if "/" in view else "parseFloat(document.querySelector('td b.bad').innerText) > 0")
+    finally:
+        over.set()
+        publisher.join()
+    assert calls.status("DELETE", "queues", "/", name) == 204
 
 
 def test_who_may_not_is_refused_with_the_reason_and_is_not_shown_what_is_for_others(page, served, calls):

@@ -23,7 +23,7 @@ from vibemq.client import connect
 from vibemq.errors import UserError
 
 ROW = {"vhost": "/", "stream": "jobs", "type": "queue", "published_per_s": 10.0, "ready": 1234, "unacknowledged": 5,
-       "consumers": 2, "acked_total": 100, "bytes": 3 << 20, "stored_offset_lag": None}  # fmt: skip
+       "consumers": 2, "acked_total": 100, "lost_total": 40, "bytes": 3 << 20, "stored_offset_lag": None}  # fmt: skip
 PROCESS = {"name": "worker 0", "pid": 7, "turning_s_total": 1.0, "open_fds": 30, "max_fds": 20000,
            "cpu_seconds_total": 5.0, "resident_memory_bytes": 1 << 30}  # fmt: skip
 ANSWER = {"node": "rabbit@here", "version": "0.1.0", "at_s": 100.0, "uptime_s": 90_000.0, "alarms": [],
@@ -54,7 +54,7 @@ def shown(before: dict, now: dict) -> str:
 
 def test_rates_are_of_the_time_between_two_answers():
     process = {**PROCESS, "cpu_seconds_total": 6.0, "turning_s_total": 2.5}
-    row = {**ROW, "acked_total": 120}
+    row = {**ROW, "acked_total": 120, "lost_total": 54}
     now = {
         **ANSWER,
         "at_s": 102.0,
@@ -70,7 +70,7 @@ def test_rates_are_of_the_time_between_two_answers():
     (worker,) = (line.split() for line in lines if "worker 0" in line)
     assert worker == ["worker", "0", "7", "50", "75", "1.0", "GiB", "30", "of", "20,000"]
     (jobs,) = (line.split() for line in lines if "jobs" in line)
-    assert jobs == ["jobs", "queue", "10", "10", "1,234", "5", "2", "3.0", "MiB"]
+    assert jobs == ["jobs", "queue", "10", "10", "7", "1,234", "5", "2", "3.0", "MiB"]
 
 
 def test_what_cannot_be_known_yet_is_a_dash_and_what_is_wrong_is_said_first():

@@ -97,17 +97,23 @@ def view(before: dict[str, Any], now: dict[str, Any]) -> RenderableType:
     rows = Table(box=None, header_style="bold")
     for title in ("stream or queue", "type"):
         rows.add_column(title, no_wrap=True, overflow="ellipsis")
-    for title in ("published/s", "acked/s", "ready", "unacked", "consumers", "lag", "size"):
+    for title in ("published/s", "acked/s", "lost/s", "ready", "unacked", "consumers", "lag", "size"):
         rows.add_column(title, justify="right", no_wrap=True)
-    acked = {(one["vhost"], one["stream"]): one["acked_total"] for one in before["rows"]}
+    earlier_rows = {(one["vhost"], one["stream"]): one for one in before["rows"]}
+
+    def rate_of(one: dict[str, Any], total: str) -> str:
+        had = earlier_rows.get((one["vhost"], one["stream"]), {}).get(total)
+        return "" if one.get(total) is None else "-" if had is None else rate(one[total], had)
+
     for one in now["rows"]:
-        had = acked.get((one["vhost"], one["stream"]))
+        lost = rate_of(one, "lost_total")
         name = one["stream"] if one["vhost"] == "/" else f"{one['vhost']}: {one['stream']}"
         rows.add_row(
             Text("".join(character if character.isprintable() else "?" for character in name)),
             one["type"],
             f"{one['published_per_s']:,.0f}",
-            "" if one["acked_total"] is None else "-" if had is None else rate(one["acked_total"], had),
+            rate_of(one, "acked_total"),
+            Text(lost, style="bold red" if lost.strip("0-") else ""),  # dropped, or refused by a full queue
             f"{one['ready']:,}",
             f"{one['unacknowledged']:,}" if one["type"] == "queue" else "",
             "" if one["consumers"] is None else f"{one['consumers']:,}",

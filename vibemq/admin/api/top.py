@@ -68,6 +68,7 @@ def _row(entry: Entry) -> dict[str, Any]:
         "unacknowledged": entry.counts.unacknowledged,
         "consumers": None if queue is None else queue.consumers,
         "acked_total": None if queue is None else queue.acked,
+        "lost_total": None if queue is None else queue.dropped + queue.refused,
         "bytes": entry.counts.log.size_bytes,
         "stored_offset_lag": max((one.lag for one in entry.offsets), default=None),
     }

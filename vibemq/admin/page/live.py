@@ -119,6 +119,7 @@ def shown(seen: Seen) -> dict[str, Any]:
         "published": round(seen.published_rate, 1),
         "delivered": round(seen.delivered_rate, 1),
         "acked": round(seen.acked_rate, 1),
+        "lost": round(seen.lost_rate, 1),
         "size_bytes": seen.size_bytes,
         "segments": seen.segments,
         "first_offset": seen.log.first_offset,

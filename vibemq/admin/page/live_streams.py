@@ -36,6 +36,7 @@ VALUES: dict[str, Callable[[Seen], Any]] = {
     "published": attrgetter("published_rate"),
     "delivered": attrgetter("delivered_rate"),
     "acked": attrgetter("acked_rate"),
+    "lost": attrgetter("lost_rate"),
     **{name: attrgetter(name) for name in ("ready", "unacked", "size_bytes", "segments")},
 }
 SORTABLE = (*VALUES, "consumers")

@@ -57,7 +57,7 @@ class History:
         self._times[point % POINTS] = at_s
         self._broker.put(point, values)
         for incarnation, figures in streams.items():
-            if any(figures[name] for name in ("published", "delivered", "acked")):
+            if any(figures[name] for name in ("published", "delivered", "acked", "lost")):
                 self.want(incarnation)
         for incarnation, series in self._streams.items():
             series.put(point, streams.get(incarnation, {}))

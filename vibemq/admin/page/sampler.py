@@ -34,7 +34,7 @@ LIVE_S = 1.0  # between two looks while somebody watches
 WATCHED_S = 5.0  # a page that is open asks every second; one that has not for so long is closed, or hidden
 SHARE_MAX = 0.05  # of one processor, for looking
 LISTINGS_MAX = 1000  # of segments, in one look: a tenth of a millisecond each
-RATES = ("published", "delivered", "acked")
+RATES = ("published", "delivered", "acked", "lost")
 STREAM_SERIES = (*RATES, "ready", "unacked")
 BROKER_SERIES = (*STREAM_SERIES, "connections", "memory")
 _END_S = 0.2  # for the thread, at the end: what it waits for then, nobody wants
@@ -56,6 +56,7 @@ class Seen:
     published_rate: float = 0.0
     delivered_rate: float = 0.0
     acked_rate: float = 0.0
+    lost_rate: float = 0.0  # dropped, or refused by a full queue
 
     @property
     def ready(self) -> int:
@@ -71,7 +72,7 @@ class Seen:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.published_rate or self.delivered_rate or self.acked_rate)
+        return bool(self.published_rate or self.delivered_rate or self.acked_rate or self.lost_rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,8 @@ class Sampler:
             if elapsed_s:
                 counts = _moved(seen, old, before.at_ms)
                 moved.update(counts)
-                seen.published_rate, seen.delivered_rate, seen.acked_rate = (counts[name] / elapsed_s for name in RATES)
+                for name in RATES:
+                    setattr(seen, f"{name}_rate", counts[name] / elapsed_s)
             streams[record.incarnation] = seen
         workers = self._api.workers.statuses()
         moved["delivered"] += _delivered(workers, before.workers)
@@ -265,7 +267,8 @@ def _count_segments(seen: Seen) -> None:
 
 
 def _moved(seen: Seen, old: Seen | None, old_ms: int) -> dict[str, int]:
-    """How many messages were published, delivered and acknowledged since `old`; of what was made since, all of them."""
+    """How many messages were published, delivered, acknowledged, and dropped or refused since `old`; of what was made
+    since, all of them."""
     is_new = old is None and seen.record.created_ms >= old_ms > 0
     if old is None and not is_new:
         return dict.fromkeys(RATES, 0)
@@ -275,7 +278,12 @@ def _moved(seen: Seen, old: Seen | None, old_ms: int) -> dict[str, int]:
         had = None if old is None else old.queue
         counts["delivered"] = max(0, seen.queue.delivered - (0 if had is None else had.delivered))
         counts["acked"] = max(0, seen.queue.acked - (0 if had is None else had.acked))
+        counts["lost"] = max(0, _lost(seen.queue) - (0 if had is None else _lost(had)))
     return counts
+
+
+def _lost(queue: QueueStats) -> int:
+    return queue.dropped + queue.refused
 
 
 def _delivered(now: Iterable[dict[str, Any]], before: Iterable[dict[str, Any]]) -> int:

@@ -3,7 +3,7 @@ import * as api from "./api.js"
 import { chart, extend } from "./chart.js"
 import { h } from "./dom.js"
 import { brief, bytes, count, duration, plural, rate } from "./format.js"
-import { streamLink } from "./streams.js"
+import { lostCell, streamLink } from "./streams.js"
 import { table } from "./table.js"
 
 let history = null
@@ -15,6 +15,15 @@ export const tile = (label, value, more = "", below = "") =>
     { class: "tile" },
     h("dt", {}, label),
     h("dd", {}, value, more && h("small", {}, more), below && h("small", { class: "below" }, below)),
+  )
+
+// Messages that a queue dropped, or that were refused because it was full.
+export const lostTile = (lost) =>
+  h(
+    "div",
+    { class: lost > 0 ? "tile bad" : "tile" },
+    h("dt", {}, "Dropped or refused"),
+    h("dd", {}, rate(lost), h("small", {}, "/s")),
   )
 
 export const doors = (found, more) =>
@@ -35,6 +44,7 @@ export const RATES = [
   { name: "delivered", label: "delivered", tone: "two" },
   { name: "acked", label: "acked", tone: "three" },
 ]
+export const LOSSES = [{ name: "lost", label: "dropped or refused", tone: "three" }]
 export const BACKLOG = [
   { name: "ready", label: "waiting", tone: "one" },
   { name: "unacked", label: "in flight", tone: "two" },
@@ -77,6 +87,7 @@ export const overview = {
         tile("Published", rate(totals.published), "/s"),
         tile("Delivered", rate(totals.delivered), "/s"),
         tile("Acknowledged", rate(totals.acked), "/s"),
+        lostTile(totals.lost),
         tile("Waiting", brief(totals.ready)),
         tile("In flight", brief(totals.unacked)),
         totals.connections !== undefined && tile("Connections", count(totals.connections)),
@@ -88,6 +99,7 @@ export const overview = {
           "div",
           { class: "charts" },
           chart({ title: "Messages a second", history, lines: RATES, format: rate }),
+          chart({ title: "Dropped or refused a second", history, lines: LOSSES, format: rate }),
           chart({ title: "Messages kept", history, lines: BACKLOG, format: brief }),
           chart({
             title: "Connections",
@@ -120,6 +132,7 @@ export const overview = {
               wide: true,
               cell: (row) => (row.kind === "queue" ? rate(row.delivered) : ""),
             },
+            { label: "Lost /s", is: "number", cell: lostCell },
             { label: "Messages", is: "number", cell: (row) => brief(row.ready) },
           ],
           empty:

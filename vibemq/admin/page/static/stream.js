@@ -7,7 +7,7 @@ import { ask, check, field } from "./dialog.js"
 import { h } from "./dom.js"
 import { ago, brief, bytes, count, moment, NONE, plural, rate } from "./format.js"
 import { messages } from "./messages.js"
-import { BACKLOG, RATES, tile } from "./overview.js"
+import { BACKLOG, LOSSES, RATES, lostTile, tile } from "./overview.js"
 import { table } from "./table.js"
 
 const known = { address: "", history: null }
@@ -47,6 +47,7 @@ export const stream = {
         tile("Published", rate(row.published), "/s"),
         isQueue && tile("Delivered", rate(row.delivered), "/s"),
         isQueue && tile("Acknowledged", rate(row.acked), "/s"),
+        isQueue && lostTile(row.lost),
         tile(isQueue ? "Waiting" : "Messages", brief(row.ready)),
         isQueue && tile("In flight", brief(row.unacked)),
         tile("Consumers", count(isQueue ? (counts?.consumers ?? found.consumers.length) : found.consumers.length)),
@@ -64,6 +65,8 @@ export const stream = {
           lines: isQueue ? RATES : RATES.slice(0, 1),
           format: rate,
         }),
+        isQueue &&
+          chart({ title: "Dropped or refused a second", history: known.history, lines: LOSSES, format: rate }),
         chart({
           title: isQueue ? "Messages kept" : "Messages",
           history: known.history,

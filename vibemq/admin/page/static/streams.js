@@ -17,6 +17,9 @@ export const streamLink = (row) => [
   row.vhost !== DEFAULT_VHOST && h("small", { class: "vhost" }, row.vhost),
 ]
 
+export const lostCell = (row) =>
+  row.kind === "queue" && row.lost > 0 ? h("b", { class: "bad" }, rate(row.lost)) : ""
+
 const COLUMNS = [
   { name: "name", label: "Name", cell: streamLink },
   { name: "kind", label: "Kind", wide: true, cell: (row) => h("span", { class: `kind ${row.kind}` }, row.kind) },
@@ -28,6 +31,7 @@ const COLUMNS = [
     wide: true,
     cell: (row) => (row.kind === "queue" ? rate(row.delivered) : ""),
   },
+  { name: "lost", label: "Lost /s", is: "number", cell: lostCell },
   { name: "ready", label: "Messages", is: "number", cell: (row) => count(row.ready) },
   {
     name: "unacked",
