@@ -18,6 +18,7 @@ import ipaddress
 from libc.stdint cimport uintptr_t
 
 from vibemq.errors import SetupError, UserError
+from vibemq.extras import install
 
 cdef struct Functions:
     int (*SSL_do_handshake)(void *) noexcept nogil
@@ -208,5 +209,5 @@ def _text(words) -> str:
 def _unfit(problem):
     return SetupError(
         f"the installed pyOpenSSL and cryptography are not those that TLS is made for: {problem}",
-        hint="pip install --upgrade vibemq brings versions that fit",
+        hint=f"`{install('tls')}` brings versions that fit",
     )

@@ -76,7 +76,7 @@ def test_main_commands_are_completed_without_loading_any(with_command):
     environment = with_command | {"COMP_WORDS": "vibemq ", "COMP_CWORD": "1", "_VIBEMQ_COMPLETE": "bash_complete"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stderr == "" and done.stdout.startswith("plain,")
-    assert done.stdout.splitlines()[-1] == "vibemq.cli.commands"
+    assert done.stdout.splitlines()[-1] == "vibemq.cli.groups vibemq.cli.commands"
 
 
 def test_there_is_a_man_page_for_each_command_and_troff_finds_no_fault(run, tmp_path):

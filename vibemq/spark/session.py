@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vibemq.errors import SetupError
+from vibemq.extras import install
 from vibemq.spark.java import ensure_java
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def require_pyspark() -> None:
     try:
         import pyspark.sql  # noqa: F401
     except ImportError as failed:
-        raise SetupError("pyspark is not installed", hint="pip install 'vibemq[spark-local]'") from failed
+        raise SetupError("pyspark is not installed", hint=f"`{install('spark-local')}`") from failed
 
 
 def local_session(
