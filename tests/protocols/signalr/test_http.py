@@ -80,6 +80,9 @@ def test_head_is_told_that_it_is_not_known_without_a_body(peer):
     assert peer.negotiate()
 
 
+CHUNKED = b"POST /hub/negotiate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+
+
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
@@ -96,7 +99,20 @@ def test_head_is_told_that_it_is_not_known_without_a_body(peer):
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
         (b"GET /hub HTTP/0.9\r\nHost: localhost\r\n\r\n", 505),
         (b"GET /hub HTTP/3.7\r\nHost: localhost\r\n\r\n", 400),
-        (b"POST /hub HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
+        (CHUNKED + b"Content-Length: 1\r\n\r\n1\r\nx\r\n0\r\n\r\n", 400),
+        (CHUNKED.replace(b"chunked", b"gzip, chunked") + b"\r\n0\r\n\r\n", 501),
+        (CHUNKED + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (CHUNKED.replace(b"1.1", b"1.0") + b"\r\n0\r\n\r\n", 400),
+        (CHUNKED + b"\r\n\r\n", 400),
+        (CHUNKED + b"\r\n-1\r\n", 400),
+        (CHUNKED + b"\r\n0x1\r\nx\r\n", 400),
+        (CHUNKED + b"\r\n1_0\r\n", 400),
+        (CHUNKED + b"\r\n1\nx\r\n0\r\n\r\n", 400),
+        (CHUNKED + b"\r\n1\r\nxy\r\n", 400),
+        (CHUNKED + b"\r\n000000001\r\nx\r\n", 400),
+        (CHUNKED + b"\r\n1;" + b"a" * 254, 400),
+        (CHUNKED + b"\r\n4001\r\n", 413),  # 16 KiB and a byte, of a body that nobody reads
+        (CHUNKED + b"\r\n0\r\n" + b"X: y\r\n" * 700, 431),
         (b"POST /hub HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: x\r\nContent-Length: 1\r\n\r\nx", 400),
         (b"POST /hub HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
         (b"POST /hub HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
@@ -139,6 +155,68 @@ def test_requests_that_come_byte_by_byte_are_answered_as_others(peer):
     assert peer.response().body == b""
     peer.drip(peer.request("GET", f"/hub?id={token}"))
     assert peer.response().body == HANDSHAKE_ANSWER
+
+
+def chunks(*parts: bytes, extension: bytes = b"", trailers: bytes = b"") -> bytes:
+    framed = b"".join(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in parts)
+    return framed + b"0%b\r\n%b\r\n" % (extension, trailers)
+
+
+def in_chunks(peer: HttpPeer, method: str, target: str, body: bytes, **headers: str) -> bytes:
+    return peer.request(method, target, None, Transfer_Encoding="chunked", **headers) + body
+
+
+@pytest.mark.parametrize("drips", [False, True])
+def test_bodies_in_chunks_are_read_as_others(peer, drips):
+    """Proxies send them, and a GET without a body as one that has none."""
+    write = peer.drip if drips else peer.write
+    token = peer.token()
+    write(in_chunks(peer, "GET", f"/hub?id={token}", chunks()))
+    assert peer.response().body == b""
+    body = JSON_HANDSHAKE + call("1")
+    parts = chunks(body[:5], body[5:40], body[40:], extension=b' ;a="b"', trailers=b"X-Sum: 1\r\n")
+    write(in_chunks(peer, "POST", f"/hub?id={token}", parts) + in_chunks(peer, "GET", f"/hub?id={token}", chunks()))
+    assert peer.response().status == 200
+    assert peer.response().body == HANDSHAKE_ANSWER + answer_bytes("1")
+    write(in_chunks(peer, "POST", "/hub/negotiate", chunks()) + in_chunks(peer, "GET", "/nothing", chunks(b"ignored")))
+    assert peer.response().json["negotiateVersion"] == 0
+    assert peer.response().status == 404
+
+
+def test_a_body_in_chunks_is_asked_for_and_bounded_as_others(peer, connect):
+    token = peer.token()
+    assert peer.ask("GET", f"/hub?id={token}").status == 200
+    peer.write(in_chunks(peer, "POST", f"/hub?id={token}", b"", Expect="100-continue"))
+    assert peer.head().status == 100
+    ping = b'{"type":6}\x1e'
+    parts = [JSON_HANDSHAKE, *[ping * 90] * 60]
+    peer.write(chunks(*parts))
+    assert peer.response().status == 200
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        peer.write(in_chunks(peer, "POST", f"/hub?id={token}", chunks(*[ping * 90] * 100)))
+    found = peer.response()
+    assert (found.status, found.headers["connection"]) == (413, "close")
+    other = connect()
+    other.write(in_chunks(other, "POST", "/hub?id=x", b"", Expect="100-continue"))
+    found = other.response()
+    assert (found.status, found.headers["connection"]) == (404, "close")
+
+
+def test_a_body_in_chunks_waits_until_answers_are_fetched(peer, connect):
+    token = peer.token()
+    assert peer.ask("GET", f"/hub?id={token}").status == 200
+    assert peer.ask("POST", f"/hub?id={token}", JSON_HANDSHAKE).status == 200
+    # Of answers that nobody fetches no more than 1 MiB is made.
+    posters = [connect() for _ in range(6)]
+    for number, poster in enumerate(posters):
+        calls = b"".join(call(f"{number}-{count}", "x" * 900) for count in range(60))
+        for _ in range(4):
+            poster.write(in_chunks(poster, "POST", f"/hub?id={token}", chunks(calls[:30_000], calls[30_000:])))
+    answered = 0
+    while answered < 6 * 4 * 60:
+        answered += peer.ask("GET", f"/hub?id={token}").body.count(b'"type":3')
+    for poster in posters:
+        assert [poster.response().status for _ in range(4)] == [200] * 4
 
 
 def test_pipelined_requests_are_answered_in_their_order(peer):

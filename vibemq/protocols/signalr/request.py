@@ -3,8 +3,9 @@
 
 A request is framed before it is parsed: its head ends at the first empty line, its body is as long as Content-Length
 says.  So a request is one frame like those of other doors: it lies in the connection's buffer until it is whole, is
-bounded by two numbers, and whoever must wait with it just leaves it there.  A body without a length is refused (411),
-and with it all that two readers of one message could understand differently.
+bounded by two numbers, and whoever must wait with it just leaves it there.  Of a body in chunks, as proxies send it,
+only the chunk at the front lies there (session.pyx).  All that two readers of one message could understand differently
+is refused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ HEAD_BYTES_MAX = 32 * 1024  # request line and headers: a token of some KiB in t
 HEADERS_MAX = 100
 QUERY_FIELDS_MAX = 32
 LENGTH_DIGITS_MAX = 12
+CHUNK_DIGITS_MAX = 8
+CHUNK_LINE_BYTES_MAX = 256  # with its extensions, of which no proxy is known to send any
+TRAILER_BYTES_MAX = 4096  # ignored
+HEX_DIGITS = b"0123456789abcdefABCDEF"
 
 REASONS = {status.value: status.phrase for status in HTTPStatus} | {413: "Content Too Large"}  # as RFC 9110 has it
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -52,6 +57,7 @@ class Request:
         self.method = self.path = ""
         self.query: dict[str, str] = {}
         self.length = 0
+        self.is_chunked = False
         self.keep_alive = self.is_old = False  # old: HTTP/1.0
         self.answer: Any = None  # the function of http.ROUTES that answers it
         self.refusal: Refusal | None = None
@@ -118,8 +124,12 @@ def parse(head: bytes) -> Request:
     request.keep_alive = "close" not in connection and (not request.is_old or "keep-alive" in connection)
     if not request.is_old and "host" not in request.headers:
         raise Refusal(400, "The header Host is missing.")
-    if "transfer-encoding" in request.headers:
-        raise Refusal(411, "A body needs a Content-Length.")
+    if (coding := request.headers.get("transfer-encoding")) is not None:
+        if request.is_old or "content-length" in request.headers:
+            raise Refusal(400, "Transfer-Encoding needs HTTP/1.1 and no Content-Length.")
+        if coding.lower() != "chunked":
+            raise Refusal(501, "Of Transfer-Encoding only chunked is known.")
+        request.is_chunked = True
     length = request.header("content-length") or "0"
     if not (length.isascii() and length.isdigit() and len(length) <= LENGTH_DIGITS_MAX):
         raise Refusal(400, "Content-Length is no number.")
@@ -141,6 +151,14 @@ def _read_target(request: Request) -> None:
         raise Refusal(400, f"More than {QUERY_FIELDS_MAX} fields in the query.") from None
     for name, value in fields:
         request.query.setdefault(name.lower(), value)
+
+
+def chunk_size(line: bytes) -> int:
+    """Return the size in the first line of a chunk, whose extensions are ignored.  Raises Refusal."""
+    digits = line.partition(b";")[0].rstrip(b" \t")
+    if not 0 < len(digits) <= CHUNK_DIGITS_MAX or digits.strip(HEX_DIGITS) or not line.isascii() or b"\n" in line:
+        raise Refusal(400, "The size of a chunk is no hexadecimal number.")
+    return int(digits, 16)
 
 
 def head_of(status: int, headers: Headers, close: bool = False) -> bytes:

@@ -25,7 +25,9 @@ from vibemq.protocols.signalr.websocket cimport (
 
 from vibemq.broker.admission import log_closing
 from vibemq.protocols.signalr import http
-from vibemq.protocols.signalr.request import BINARY, CONTINUE, HEAD_BYTES_MAX, Refusal
+from vibemq.protocols.signalr.request import (
+    BINARY, CHUNK_LINE_BYTES_MAX, CONTINUE, HEAD_BYTES_MAX, TRAILER_BYTES_MAX, Refusal, chunk_size,
+)
 from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S
 from vibemq.protocols.signalr.websocket import close_frame, frame
 from vibemq.storage.vhosts import DEFAULT_VHOST
@@ -34,6 +36,8 @@ cdef extern from "string.h" nogil:
     void *memmem(const void *haystack, size_t haystack_size, const void *needle, size_t needle_size)
 
 cdef size_t HEAD_MAX = HEAD_BYTES_MAX
+cdef size_t CHUNK_LINE_MAX = CHUNK_LINE_BYTES_MAX
+cdef size_t TRAILER_MAX = TRAILER_BYTES_MAX
 
 cdef enum:
     REQUESTS_PER_TURN = 32           # each costs some tens of microseconds: the loop's millisecond
@@ -49,6 +53,7 @@ cdef class HttpSession(ClientSession):
     cdef object request                # whose head was read and whose body is not here or not answered yet; None
     cdef size_t head_size
     cdef bint told_to_continue
+    cdef bytearray chunked             # of a request whose body comes in chunks: those that were here, without their frames; None
     cdef const uint8_t *body           # of the request that is answered now
     cdef size_t body_size
     # The WebSocket, event stream or pending poll that this socket serves; None: the next bytes are a request.
@@ -104,6 +109,8 @@ cdef class HttpSession(ClientSession):
         if self.busy:
             return 0
         request = self.request
+        if request.is_chunked:
+            return self._in_chunks(request, data, size)
         need = self.head_size + <size_t> request.length
         if request.length > request.body_max:
             refusal = request.refusal or Refusal(413, f"The body has more than {request.body_max} bytes.")
@@ -119,14 +126,68 @@ cdef class HttpSession(ClientSession):
                 self.deadline_in(self.door.config.request_timeout_s + request.length // BODY_BYTES_PER_S_MIN,
                                  http.too_slow)
             return 0
-        self.body, self.body_size, self.deadline_ms = data + self.head_size, request.length, 0
+        return need if self._answer(request, data + self.head_size, request.length) else 0
+
+    cdef Py_ssize_t _in_chunks(self, object request, const uint8_t *data, size_t size) except -1:
+        """Take the head, then the whole chunks at the front; bytes used.  The last one stays until it is answered."""
+        cdef const void *end
+        cdef size_t at = 0, start, length
+        if self.chunked is None:
+            return self._first_of_chunks(request)
+        while True:
+            self.wanted = size - at + 1
+            end = memmem(data + at, min(size - at, CHUNK_LINE_MAX), <const char *> b"\r\n", 2)
+            if end == NULL and size - at < CHUNK_LINE_MAX:
+                return at
+            if end == NULL:
+                return self._refuse_and_close(Refusal(400, f"The line of a chunk has over {CHUNK_LINE_MAX} bytes."), request)
+            start = <const uint8_t *> end - data + 2
+            try:
+                length = chunk_size((<char *> data)[at:start - 2])
+            except Refusal as refusal:
+                return self._refuse_and_close(refusal, request)
+            if length == 0:
+                break
+            if length + len(self.chunked) > <size_t> request.body_max:
+                refusal = request.refusal or Refusal(413, f"The body has more than {request.body_max} bytes.")
+                return self._refuse_and_close(refusal, request)
+            if size - start < length + 2:
+                self.wanted = start - at + length + 2
+                return at
+            if data[start + length] != c"\r" or data[start + length + 1] != c"\n":
+                return self._refuse_and_close(Refusal(400, "A chunk does not end where its size says."), request)
+            self.chunked += (<char *> data)[start:start + length]
+            at = start + length + 2
+        end = memmem(data + start - 2, min(size - start + 2, TRAILER_MAX), <const char *> b"\r\n\r\n", 4)
+        if end == NULL and size - start + 2 < TRAILER_MAX:
+            return at
+        if end == NULL:
+            return self._refuse_and_close(Refusal(431, f"More than {TRAILER_MAX} bytes behind the body."), request)
+        if self._answer(request, <const uint8_t *> <char *> self.chunked, len(self.chunked)):
+            self.chunked = None
+            return <const uint8_t *> end - data + 4
+        return at
+
+    cdef Py_ssize_t _first_of_chunks(self, object request) except -1:
+        if request.expects_continue:
+            if request.refusal is not None:
+                return self._refuse_and_close(request.refusal, request)
+            self.connection.write_bytes(CONTINUE)
+        self.chunked = bytearray()
+        self.deadline_in(self.door.config.request_timeout_s + request.body_max // BODY_BYTES_PER_S_MIN, http.too_slow)
+        return self.head_size
+
+    cdef bint _answer(self, object request, const uint8_t *body, size_t size) except -1:
+        """Answer a request that is here; False: the hub takes no more now, and the same bytes come again."""
+        self.body, self.body_size, self.deadline_ms = body, size, 0
+        request.length = size
         try:
             if not http.answer(self, request):
-                return 0  # the hub takes no more now
+                return False
         finally:
             self.body, self.body_size = NULL, 0
         self.request = None
-        return need
+        return True
 
     cdef Py_ssize_t _head(self, const uint8_t *data, size_t size) except -1:
         """Read the head that begins here, if it is whole; bytes used by what is no request."""
@@ -155,7 +216,7 @@ cdef class HttpSession(ClientSession):
 
     def _refuse_and_close(self, refusal, request) -> int:
         """Nobody can tell where the next request begins, or it is not worth reading so far."""
-        self.request = None
+        self.request = self.chunked = None
         http.refuse(self, request, refusal, close=True)
         return 1
 
