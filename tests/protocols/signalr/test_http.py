@@ -519,9 +519,19 @@ def test_who_does_not_log_in_gets_nothing(guest, authorization):
     ]:
         found = guest.ask(method, target, b"" if method == "POST" else None, Authorization=authorization)
         assert (found.status, found.body, found.reason) == (401, b"", "Unauthorized")
-        assert found.headers["www-authenticate"] == "Bearer"
+        assert found.headers["www-authenticate"] == 'Basic realm="VibeMQ", Bearer'
     guest.write(guest.upgrade_request(Authorization=authorization))
     assert guest.response().status == 401
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Origin: " + ORIGIN, "Sec-Fetch-Mode: cors", "X-Requested-With: XMLHttpRequest", "User-Agent: Mozilla/5.0"],
+)
+def test_a_browser_is_not_made_to_ask_its_user_for_a_password(guest, header):
+    name, _, value = header.partition(": ")
+    found = guest.ask("POST", "/hub/negotiate", b"", Authorization=basic("ada", "wrong"), **{name: value})
+    assert (found.status, found.headers["www-authenticate"]) == (401, "Bearer")
 
 
 def test_a_password_lets_in_and_a_wrong_one_does_not(guest):

@@ -99,7 +99,9 @@ def refuse(session: HttpSession, request: Request | None, refusal: Refusal, clos
         log_closing(session, str(status), "%s: %s", request or "a request", refusal)
     headers = list(refusal.headers)
     if status == 401:
-        headers.append(("WWW-Authenticate", "Bearer"))  # of Basic, browsers would ask the user
+        # At Basic browsers would ask the user for a password.
+        asks = request is None or request.comes_from_browser
+        headers.append(("WWW-Authenticate", "Bearer" if asks else 'Basic realm="VibeMQ", Bearer'))
     reply(session, request, status, refusal.text.encode(), TEXT, headers, close=close)
 
 

@@ -97,6 +97,12 @@ class Request:
     def expects_continue(self) -> bool:
         return self.header("expect").lower() == "100-continue"
 
+    @property
+    def comes_from_browser(self) -> bool:
+        """Does a browser send it, on behalf of a page or a user?"""
+        by_page = any(self.header(name) for name in ("origin", "sec-fetch-mode", "x-requested-with"))
+        return by_page or "mozilla" in self.header("user-agent").lower()
+
     def __repr__(self) -> str:
         return f"{self.method} {self.path}"  # the query has secrets
 
