@@ -4,14 +4,16 @@ one for a stop in the tests (running.py), so only a stop that waits for none of 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from peers.http import HANDSHAKE_ANSWER, JSON_HANDSHAKE, HttpPeer, call
+from peers.http import HANDSHAKE_ANSWER, JSON_HANDSHAKE, RS, HttpPeer, call
 from running import Running, broker
 
+CLOSE = {"type": 7, "allowReconnect": True}
 LONG = {
     "signalr.disconnect_timeout_s": 3600,
     "signalr.request_timeout_s": 300,
@@ -47,6 +49,32 @@ def stops(running: Running) -> None:
 
 def test_a_hub_between_polls_does_not_delay_it(slow: Running, peers: tuple[HttpPeer, HttpPeer, str]) -> None:
     stops(slow)
+
+
+def test_a_client_between_polls_fetches_its_close_with_the_next_one(
+    slow: Running, peers: tuple[HttpPeer, HttpPeer, str]
+) -> None:
+    polls, posts, path = peers
+    with HttpPeer(slow) as witness:
+        witness.upgrade().handshake()
+        slow.process.terminate()
+        assert witness.next_frame().records == [CLOSE]  # so the worker has been told, and all its sockets
+        witness.socket.close()
+        assert polls.ask("GET", path).body == json.dumps(CLOSE, separators=(",", ":")).encode() + RS
+        assert posts.ask("POST", "/hub/negotiate", b"").status == 503
+        assert polls.ask("DELETE", path).status == 202
+    assert slow.process.wait(60) == 0
+
+
+def test_a_client_whose_poll_waits_is_answered_with_its_close(
+    slow: Running, peers: tuple[HttpPeer, HttpPeer, str]
+) -> None:
+    polls, posts, path = peers
+    polls.send("GET", path)
+    slow.process.terminate()
+    assert json.loads(polls.response().body.rstrip(RS)) == CLOSE
+    assert posts.ask("DELETE", path).status == 202
+    assert slow.process.wait(60) == 0
 
 
 def test_a_post_that_waits_until_answers_are_fetched_does_not_delay_it(

@@ -26,7 +26,7 @@ from vibemq.protocols.signalr.http import without_port
 from vibemq.protocols.signalr.hub import HubConnection
 from vibemq.protocols.signalr.request import Refusal
 from vibemq.protocols.signalr.session import HttpSession
-from vibemq.protocols.signalr.spec import LONG_POLLING
+from vibemq.protocols.signalr.spec import LAST_POLL_WAIT_S, LONG_POLLING
 
 if TYPE_CHECKING:
     from vibemq.protocols.signalr.request import Request
@@ -52,6 +52,7 @@ class SignalRDoor(Door):
         self._waiting: dict[str, HubConnection] = {}  # those without a transport
         self._waiting_by_host: Counter[str] = Counter()
         self._polling: dict[str, HubConnection] = {}  # those whose transport has a socket only now and then
+        self._end_looked_ms = self._ends_ms = 0  # of end_polling
         #: Those with a socket, which the loop bounds, and as many between two polls; those that wait have their own.
         self._hubs_max = config.server.connections_max + config.signalr.waiting_max
         self._timer = broker.queues.deadlines.timer(self._look)  # lost peers may have come back
@@ -102,6 +103,22 @@ class SignalRDoor(Door):
     def has_its_share(self, address: str) -> bool:
         """Do as many hub connections of one host wait already as may of one?"""
         return self._waiting_by_host[host_of(address)] >= self.config.waiting_per_address_max
+
+    def end_polling(self) -> bool:
+        """Close the hub connections that poll, while the broker ends; True if no socket is kept for polls any more.
+
+        Each has LAST_POLL_WAIT_S to fetch its Close.
+        """
+        now_ms = self.now_ms()
+        if now_ms != self._end_looked_ms:  # once a tick for all sockets
+            if now_ms - self._end_looked_ms > 2 * LOOK_MS:  # the end begins, perhaps after maintenance that was over
+                self._ends_ms = now_ms + LAST_POLL_WAIT_S * 1000
+            self._end_looked_ms = now_ms
+            for hub in list(self._polling.values()):
+                if not hub.ending:
+                    hub.shutdown()
+                    self._ends_ms = now_ms + LAST_POLL_WAIT_S * 1000
+        return not self._polling or now_ms >= self._ends_ms
 
     def _look(self, now_ms: int) -> None:
         """Twice a second, while there are hub connections."""

@@ -284,6 +284,8 @@ def negotiate(session: HttpSession, request: Request) -> None:
 
 def _negotiated(session: HttpSession, request: Request, wants_stateful: bool) -> HubConnection:
     door = session.door
+    if door.broker.queues.ending:
+        raise Refusal(503, "The broker ends, or is in maintenance.", [("Retry-After", "5")])
     if door.has_its_share(session.peer_address):
         refusal = "Too many connections of this address were negotiated and not used (signalr.waiting_per_address_max)."
         raise Refusal(503, refusal, [("Retry-After", "5")])

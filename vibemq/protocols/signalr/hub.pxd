@@ -53,7 +53,7 @@ cdef class HubConnection:
     cdef int receive(self, const uint8_t *data, size_t size) except -1
     cdef int tick(self, int64_t now_ms) except -1
     cdef int beat(self, int64_t now_ms) except -1
-    cdef int shutdown(self) except -1
+    cpdef int shutdown(self) except -1
     # Room for one whole record of types 1 to 5, whose framing is there.  The caller fills it, then calls written().
     cdef uint8_t *record(self, size_t size) except NULL
     cdef int written(self) except -1

@@ -594,7 +594,7 @@ cdef class HubConnection:
             self._send(records.ping(self.encoding), False)
         return 0
 
-    cdef int shutdown(self) except -1:
+    cpdef int shutdown(self) except -1:
         """At every tick while the broker ends: confirm, then send off, without an error: at one pysignalr would end."""
         self.is_shutting_down = True
         if self.client.unconfirmed or self.working:

@@ -378,8 +378,10 @@ cdef class HttpSession(ClientSession):
     cdef int shutdown(self) except -1:
         if self.transport is None:
             # A request that is not answered yet waits for the rest of itself, for a hub that takes no more, or for a
-            # login: none of these is worth waiting for, and nothing was promised to its peer.
-            self.connection.close_after_flush()
+            # login: none of these is worth waiting for, and nothing was promised to its peer.  But by the next request
+            # on this socket a peer that polls may fetch its Close.
+            if self.door.end_polling():
+                self.connection.close_after_flush()
         elif not self.transport.over:
             self.transport.hub.shutdown()
         return 0

@@ -33,6 +33,7 @@ GROUP_DIGITS_MAX = 10  # of a length in the early text framing
 STREAM_IDS_MAX = 64  # uploads that one invocation may open: each is kept until it ends
 CONNECTION_ID_BYTES = 16  # random: what others may see of a hub connection, and no two have
 CLOSE_TIMEOUT_S = 5  # for the peer's half of a WebSocket close
+LAST_POLL_WAIT_S = 2  # for a peer that polls to fetch its Close, while the broker ends
 STATEFUL_BUFFER_BYTES_MAX = 100_000  # not acknowledged, kept for a stateful reconnect; what clients keep too
 
 NUMBER_MAX = 2**53 - 1  # what every client's numbers reach
