@@ -134,11 +134,12 @@ def test_a_record_that_is_no_message_closes(
     with HubPeer(served, encoding=encoding, dialect=dialect) as peer:
         peer.raw(record + RS if encoding == Encoding.JSON else bytes([len(record)]) + record)
         end = peer.closed()
-        assert peer.close_code in (1007, 1011)  # the former for text that is not UTF-8
-        if peer.close_code == 1007:
+        if peer.close_code == 1007:  # text that is not UTF-8
             return
+        assert peer.close_code == (1000 if dialect == Dialect.V1 else 1011)
         if dialect == Dialect.V1:
             assert end is not None
+            assert end.allow_reconnect
             assert str(end.error).startswith("Connection closed with an error. InvalidDataException: ")
         else:
             assert end is None
@@ -155,11 +156,23 @@ def test_unknown_types_and_members_are_ignored(served: Running) -> None:
         assert peer.next().id == "1"
 
 
-def test_a_message_that_is_too_large_closes(served: Running) -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_message_that_is_too_large_closes_and_its_client_may_come_again(served: Running, parts: int) -> None:
     with HubPeer(served) as peer:
-        peer.raw(b'{"type":1,"arguments":["' + b"x" * 10_000)
-        peer.raw(b"x" * 10_000)
-        assert peer.closed() is not None
+        whole = b'{"type":1,"arguments":["' + b"x" * 20_000
+        for part in range(parts):
+            peer.raw(whole[part * len(whole) // parts : (part + 1) * len(whole) // parts])
+        end = peer.closed()
+        assert end is not None
+        assert str(end.error).startswith("Connection closed with an error. InvalidDataException: ")
+        assert (end.allow_reconnect, peer.close_code) == (True, 1000)
+
+
+def test_a_message_that_is_too_large_for_an_early_client_closes_with_a_code(served: Running) -> None:
+    with HubPeer(served, dialect=Dialect.EARLY) as peer:
+        peer.raw(b'{"type":1,"arguments":["' + b"x" * 20_000)
+        assert peer.closed() is None
+        assert peer.close_code == 1009
 
 
 @BOTH

@@ -78,3 +78,4 @@ def test_a_user_that_is_deleted_is_sent_off(ada: HubPeer, metadata: Metadata) ->
     end = ada.closed()
     assert end is not None
     assert "deleted" in str(end.error)
+    assert (end.allow_reconnect, ada.close_code) == (False, 1000)

@@ -157,20 +157,32 @@ cdef class HubConnection:
         self.lost_ms = self.queues.now_ms
 
     def close(self, str error=None, bint allow_reconnect=False, int code=CLOSE_NORMAL, str reason=""):
-        """Tell the peer, if its dialect has words for it, and end."""
+        """Tell the peer, if its dialect has words for it, and end.
+
+        Behind a Close record the socket closes with 1000: of any other code .NET clients show nothing of the record.
+        """
         cdef Transport transport = self.transport
         if self.closed:
             return
-        if self.is_open and self.dialect == DIALECT_V1 and transport is not None:
-            self._send(records.close(self.encoding, error, allow_reconnect), False)
+        if self.say_close(error, allow_reconnect):
+            code = CLOSE_NORMAL
+        else:
+            reason = error or reason
         self._over(error or reason, False)
         if transport is not None:
-            transport.end(code, error or reason)
+            transport.end(code, reason)
+
+    def say_close(self, str error, bint allow_reconnect) -> bool:
+        """Write a Close record.  False: the peer's dialect has none, or nothing reaches it."""
+        if not self.is_open or self.dialect != DIALECT_V1 or self.transport is None:
+            return False
+        self._send(records.close(self.encoding, error, allow_reconnect), False)
+        return True
 
     def protocol_error(self, str text):
         """The peer does what the protocol does not allow, and nobody knows what it would mean next."""
         log_closing(self, "closed", "closed: %s", text)
-        self.close(spec.closed_with_error(f"InvalidDataException: {text}"), code=CLOSE_INTERNAL_ERROR)
+        self.close(spec.closed_with_error(f"InvalidDataException: {text}"), True, CLOSE_INTERNAL_ERROR)
 
     def fail(self, problem):
         """End the connection at its next turn: for those who are in the middle of telling many."""
@@ -188,7 +200,7 @@ cdef class HubConnection:
         self.is_given_up = True
         log_closing(self, "given up", "closed: %s", text)
         error = spec.closed_with_error(f"InvalidOperationException: {text}")
-        self.queues.timers.timer(lambda _: self.close(error, code=CLOSE_INTERNAL_ERROR)).set(0)
+        self.queues.timers.timer(lambda _: self.close(error, True, CLOSE_INTERNAL_ERROR)).set(0)
 
     def _over(self, str why, bint was_lost):
         """Give everything back.  `was_lost`: without a goodbye, so what was in flight may have been what went wrong."""
@@ -518,7 +530,7 @@ cdef class HubConnection:
     def send_off(self, why):
         text = ENDINGS[why]
         text = spec.closed_with_error(f"HubException: {ErrorCode.NOT_AUTHORIZED}: {text}")
-        self.close(text, code=CLOSE_POLICY_VIOLATION)
+        self.close(text, why is Ended.EXPIRED, CLOSE_POLICY_VIOLATION)  # with another token it may come again
 
     def rights_changed(self):
         """Subscriptions that they do not cover end, and each queue is asked for again."""

@@ -19,7 +19,7 @@ from vibemq.net.door cimport PAUSE_COMMAND, PAUSE_UNCONFIRMED
 from vibemq.protocols.signalr.hub cimport HubConnection
 from vibemq.protocols.signalr.transports cimport LongPollingTransport, Transport, WebSocketTransport
 from vibemq.protocols.signalr.websocket cimport (
-    CLOSE_NONE, CLOSE_NORMAL, EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_PING, WS_PONG,
+    CLOSE_NONE, CLOSE_NORMAL, CLOSE_TOO_BIG, EVENT_CLOSE, EVENT_FAULT, EVENT_MESSAGE, EVENT_NEEDS_MORE, EVENT_PING, WS_PING, WS_PONG,
     MessageReader, ws_event,
 )
 
@@ -28,7 +28,7 @@ from vibemq.protocols.signalr import http
 from vibemq.protocols.signalr.request import (
     BINARY, CHUNK_LINE_BYTES_MAX, CONTINUE, HEAD_BYTES_MAX, TRAILER_BYTES_MAX, Refusal, chunk_size,
 )
-from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S
+from vibemq.protocols.signalr.spec import CLOSE_TIMEOUT_S, closed_with_error
 from vibemq.protocols.signalr.websocket import close_frame, frame
 from vibemq.storage.vhosts import DEFAULT_VHOST
 
@@ -299,12 +299,17 @@ cdef class HttpSession(ClientSession):
             elif event.kind == EVENT_CLOSE:
                 is_well = event.close_code == CLOSE_NORMAL or event.close_code == CLOSE_NONE
                 code = "" if is_well else f" with code {event.close_code}"
-                self._end_messages(event.close_code, "", f"closed by the peer{code}")
+                self._end_messages(CLOSE_NORMAL if is_well else event.close_code, "", f"closed by the peer{code}")
                 return size
             elif event.kind == EVENT_FAULT:
                 fault = event.fault.decode()
                 log_closing(self, "frame", "closed: %s", fault)
-                self._end_messages(event.close_code, fault, fault)
+                if event.close_code == CLOSE_TOO_BIG and hub.say_close(
+                        closed_with_error(f"InvalidDataException: {fault}"), True):
+                    self.connection.leaving = True  # what still comes is passed over: a reset would cost the peer the record
+                    self._end_messages(CLOSE_NORMAL, "", fault)
+                else:
+                    self._end_messages(event.close_code, fault, fault)
                 return size
             if self.connection.closing or self.connection.closed:
                 return size
