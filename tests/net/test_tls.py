@@ -194,6 +194,18 @@ def test_a_plain_client_on_the_tls_port_is_closed_and_the_log_says_why(
         said(capfd, "speaks TLS to the plain port")
 
 
+def test_many_plain_clients_of_a_host_on_the_tls_port_are_one_line(
+    tmp_path: Path, server: Identity, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with broker(tmp_path / "data", *tls_flags(server), workers=1) as running:
+        for _ in range(20):
+            with Peer(running._replace(port=running.tls_port)) as peer:
+                peer.send(peer.command(Key.PEER_PROPERTIES, properties={}))
+                assert peer.rest() == b""
+    lines = [line for line in written(capfd).splitlines() if "speaks without TLS to the TLS port" in line]
+    assert len(lines) == 2 and "(19 more" in lines[1], lines
+
+
 @pytest.mark.parametrize("after", [1, 3, 5, 100])
 def test_a_handshake_that_is_not_finished_is_ended_in_time(secured: Running, authority: Authority, after: int) -> None:
     hello = client_hello(authority)

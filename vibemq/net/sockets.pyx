@@ -288,7 +288,7 @@ cdef class Tls:
         if n > 0 and not self.begun:
             self.begun = True
             if wire[0] != RECORD_HANDSHAKE:
-                host = host_of(self.peer.rpartition(":")[0].strip("[]"))
+                host = host_of(self.peer.partition(" -> ")[0].rpartition(":")[0].strip("[]"))
                 without_tls.say(host, "%s: speaks without TLS to the TLS port, closed", self.peer)
                 return -1
         return n
