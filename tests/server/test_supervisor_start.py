@@ -71,7 +71,8 @@ def test_port_zero_is_one_port_for_all_workers(start):
 def test_process_titles_say_who_is_who(start):
     broker = start().wait_ready()
     titles = {Path(f"/proc/{pid}/cmdline").read_text().strip("\0") for pid in [broker.process.pid, *broker.workers()]}
-    assert titles == {"vibemq: supervisor", "vibemq: worker 0", "vibemq: worker 1"}
+    who = ("supervisor", "worker 0", "worker 1")
+    assert titles == {f"vibemq: {each}, {broker.data_dir}" for each in who}, "and of which broker"
 
 
 def test_worker_holds_its_own_listener_the_lock_and_the_board_but_nothing_of_others(start):

@@ -138,7 +138,7 @@ class Supervisor:
         self.started_ms = clock.boot_ms()
 
     def serve(self) -> int:
-        _set_title("vibemq: supervisor")
+        _set_title(f"vibemq: supervisor, {self.data_dir}")
         self._sit("supervisor")
         if not self._doors():
             raise ConfigError(
@@ -445,7 +445,7 @@ class Supervisor:
                     ours.close()
         logs.set_level(LEVELS[self.level[0]])
         self._sit(process.name)
-        _set_title(f"vibemq: {process.name}")
+        _set_title(f"vibemq: {process.name}, {self.data_dir}")
 
     def _sit(self, name: str) -> None:
         """This process counts what it does, and the lines that it logs, at its own seat from now on."""
