@@ -354,3 +354,10 @@ def test_a_queue_that_is_not_there_cannot_be_altered(run, queue):
     refused = run("queues", "alter", queue, "--attempts", "2")
     assert refused.exit_code == 1
     assert "QUEUE_NOT_FOUND" in refused.stderr
+
+
+def test_a_table_in_a_pipe_cuts_no_name(run, queue):
+    name = f"{queue}-{'long' * 40}"
+    run("queues", "create", name, "--max-messages", "7")
+    assert any(name in line for line in run("queues", "list").stdout.splitlines())
+    assert any(name in line for line in run("queues", "info", name).stdout.splitlines())

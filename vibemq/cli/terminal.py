@@ -45,6 +45,8 @@ def _sure(context: click.Context, _: click.Parameter, yes: bool) -> bool:
     return yes
 
 
+WIDTH_MAX = 1 << 20  # of a table in a pipe: names have 255 characters, arguments and headers more
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 yes_option = click.option("--yes", is_flag=True, callback=_sure, help="Do not ask; needed where there is no terminal.")
 
@@ -131,14 +133,19 @@ def print_facts(as_json: bool, kind: str, facts: Mapping[str, Any], shown: Calla
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; no cell is cut: a terminal wraps it, and a pipe or a file has no width."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(*columns)
+    table = Table(*(Column(title, overflow="fold") for title in columns))
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # as it is: a pattern may look like markup
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        options = console.options.update(max_width=WIDTH_MAX)
+        console.width = max(console.width, console.measure(table, options=options).maximum)
+    console.print(table)
 
 
 @contextlib.contextmanager
