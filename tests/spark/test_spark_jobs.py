@@ -59,6 +59,18 @@ def test_ranges_one_record_and_none(spark, broker, stream):
         part(5, 3).count()
 
 
+def test_sql_reads_a_temporary_view_and_a_table_is_answered_with_it(spark, broker, stream):
+    broker.publish(stream, messages(100))
+    given = f"USING vibemq OPTIONS (endpoints '{broker.endpoints}', stream '{stream}')"
+    with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW NAME USING vibemq OPTIONS"):
+        spark.sql(f"CREATE TABLE records {given}")
+    spark.sql(f"CREATE TEMPORARY VIEW records {given}")
+    try:
+        assert spark.sql("SELECT count(*) FROM records").first()[0] == 100
+    finally:
+        spark.catalog.dropTempView("records")
+
+
 def test_an_empty_stream_has_no_rows(spark, broker, stream):
     broker.publish(stream, [])
     assert batch(spark, broker, stream).load().count() == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vibemq.errors import ConfigError
-from vibemq.spark import options
+from vibemq.spark import options, sink_options
 from vibemq.spark.logins import secret
 from vibemq.spark.options import parse
 from vibemq.spark.places import EARLIEST, LATEST, Place
@@ -25,6 +25,13 @@ def test_the_least_one_must_say():
     assert options.fail_on_data_loss and options.value_format == "binary"
     assert options.start_of("orders", EARLIEST) == EARLIEST
     assert options.end_of("orders") == LATEST
+
+
+@pytest.mark.parametrize("read", [parse, sink_options.parse])
+def test_a_table_is_answered_with_the_view_that_works(read):
+    """Spark adds the option for CREATE TABLE, and gives none of the others to the table's reader."""
+    with pytest.raises(ConfigError, match="CREATE TEMPORARY VIEW NAME USING vibemq OPTIONS"):
+        read({**LEAST, "provider": "vibemq"})
 
 
 def test_bytes_and_times_take_units():

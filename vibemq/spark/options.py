@@ -216,8 +216,18 @@ KNOWN = (*OTHERS, *FIELDS)
 ACCESS = ("endpoints", "username", *SECRETS, "vhost", "login", *(name for name in FIELDS if name.startswith("tls")))
 
 
+def refuse_table(given: Mapping[str, str]) -> None:
+    """Raises ConfigError for CREATE TABLE: Spark hands a table's properties on, and later none of its options."""
+    if "provider" in {name.lower() for name in given}:
+        raise ConfigError(
+            "CREATE TABLE ... USING vibemq cannot work: Spark gives the Python reader of a table no options. Make a "
+            "view instead: CREATE TEMPORARY VIEW NAME USING vibemq OPTIONS (endpoints 'HOST:5552', stream 'STREAM')"
+        )
+
+
 def parse(given: Mapping[str, str]) -> Options:
     """Read Spark's option map. ConfigError names the option and the remedy."""
+    refuse_table(given)
     options = known(dict(given), KNOWN, "format('vibemq')")
     streams = _streams(options)
     for names in (STARTS, ENDS, SECRETS):

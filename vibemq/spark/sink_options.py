@@ -77,6 +77,7 @@ class Columns:
 
 def parse(given: Mapping[str, str]) -> SinkOptions:
     """Read Spark's option map. ConfigError names the option and the remedy."""
+    reading.refuse_table(given)
     options = known(dict(given), (*ACCESS, *OWN), "writing with format('vibemq')", silent=SPARKS)
     if ("stream" in options) == ("superStream" in options):
         raise ConfigError("options stream and superStream: give exactly one of them to say where the rows go")
