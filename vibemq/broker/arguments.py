@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from vibemq.config import Remote, Store
 from vibemq.errors import LimitExceeded
 from vibemq.storage.arguments import LogOptions, log_options
+from vibemq.storage.policies import STREAM_KEYS
 
+#: All names that mean anything here. RabbitMQ ignores others, and so do we.
+NAMES = (*STREAM_KEYS, "initial-cluster-size", "queue-leader-locator", "durability")
+#: Of RabbitMQ's queues: like one of these names, and right where they are.
+NAMES_OF_QUEUES = ("queue-master-locator", "initial-quorum-size")
+NAMES_MAX = 32  # each that is not known is compared with all of them, in a loop that may not stop for a millisecond
+NAME_CHARACTERS_MAX = 64
+SIMILAR = 0.75  # "max-lenght-bytes", "max_age", "max-length"
 POSITIVE = re.compile(r"[1-9][0-9]{0,9}")
 LEADER_LOCATORS = ("client-local", "balanced", "random", "least-leaders", "min-masters")
 DURABILITIES = ("os", "disk", "remote")  # each promises more than the one before; their places are on the wire
@@ -44,7 +53,8 @@ def _options(given: dict[str, str], durability: str, store: Store) -> LogOptions
 
 
 def stream_arguments(given: dict[str, str], store: Store) -> StreamArguments:
-    """Check; unknown keys are ignored, as RabbitMQ does.  Raises BadArgument."""
+    """Check; names that are like none of ours are ignored, as RabbitMQ does.  Raises BadArgument."""
+    _check_names(given)
     cluster_size = given.get("initial-cluster-size", "1")
     if not POSITIVE.fullmatch(cluster_size):
         raise BadArgument(f"initial-cluster-size is {cluster_size!r}: needs an integer above 0")
@@ -58,6 +68,17 @@ def stream_arguments(given: dict[str, str], store: Store) -> StreamArguments:
         return StreamArguments(dict(given), _options(given, durability, store))
     except LimitExceeded as problem:
         raise BadArgument(str(problem)) from problem
+
+
+def _check_names(given: dict[str, str]) -> None:
+    """Raises BadArgument for a misspelt name: the stream would be made without that limit, and nobody told."""
+    if len(given) > NAMES_MAX:
+        raise BadArgument(f"{len(given)} arguments: at most {NAMES_MAX} are possible")
+    for name in given:
+        if name in NAMES or name in NAMES_OF_QUEUES:
+            continue
+        if meant := get_close_matches(name[:NAME_CHARACTERS_MAX], NAMES, 1, SIMILAR):
+            raise BadArgument(f"there is no argument {name[:NAME_CHARACTERS_MAX]!r} of a stream: is {meant[0]} meant?")
 
 
 def require_store(durability: str, remote: Remote) -> None:

@@ -44,6 +44,22 @@ def test_a_size_has_64_bits_for_clients_whose_type_is_unsigned(peer, name):
     peer.store(name, [b"kept"])
 
 
+@pytest.mark.parametrize("misspelt", ["max-lenght-bytes", "max_age", "x-max-age", "Durability", "max-length"])
+def test_a_misspelt_argument_is_17_and_makes_nothing(peer, name, misspelt):
+    assert peer.code(Key.CREATE, stream=name, arguments={misspelt: "1"}) == Code.PRECONDITION_FAILED
+    fields = {"name": name, "partitions": [f"{name}-0"], "binding_keys": ["0"], "arguments": {misspelt: "1"}}
+    assert peer.code(Key.CREATE_SUPER_STREAM, **fields) == Code.PRECONDITION_FAILED
+    codes = peer.ask(Key.METADATA, streams=[name, f"{name}-0"]).streams
+    assert [each.code for each in codes] == [Code.STREAM_DOES_NOT_EXIST] * 2
+
+
+def test_arguments_that_mean_nothing_here_are_ignored_up_to_32(peer, name):
+    foreign = {"colour": "green", "queue-type": "stream", "queue-master-locator": "min-masters"}
+    peer.create(name, **foreign)
+    many = {f"colour-{number}": "green" for number in range(33)}
+    assert peer.code(Key.CREATE, stream=f"{name}-many", arguments=many) == Code.PRECONDITION_FAILED
+
+
 def first(peer, stream):
     return peer.ask(
         Key.RESOLVE_OFFSET_SPEC, stream=stream, offset_type=OffsetType.FIRST, offset_value=None, properties={}
