@@ -2,7 +2,7 @@
 """Queues over the management API: what waits, is in flight and has been settled, as their ledgers have it."""
 
 import pytest
-from http_caller import wait_until
+from http_caller import STREAM, wait_until
 
 from vibemq.client import connect
 from vibemq.errors import QueueFull
@@ -24,6 +24,38 @@ def queue(client, name):
 def counts(http, name):
     found = http.get("queues", "/", name)
     return [found[column] for column in ("messages", "messages_ready", "messages_unacknowledged", "consumers")]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"x-queue-type": "classic"}, {"x-queue-type": "quorum"}])
+def test_what_is_declared_without_a_type_or_as_a_queue_is_one(http, client, name, arguments):
+    assert [http.status("PUT", "queues", "/", name, body={"arguments": arguments}) for _ in range(2)] == [201, 204]
+    assert http.get("queues", "/", name)["type"] == "classic"
+    client.publish(name, "taken")
+    with client.consume(name) as consumer:
+        next(consumer).ack()
+    wait_until(lambda: counts(http, name)[0] == 0, "it has left the queue")
+    assert http.status("PUT", "queues", "/", name, body={"arguments": {"x-queue-type": "stream"}}) == 400
+    assert http.status("DELETE", "queues", "/", name) == 204
+
+
+def test_arguments_of_rabbitmqs_queues_are_options_of_the_queue(http, name):
+    arguments = {"x-max-length": 10, "x-message-ttl": 60_000, "x-overflow": "reject-publish", "x-delivery-limit": 4}
+    assert http.status("PUT", "queues", "/", name, body={"arguments": arguments}) == 201
+    options = http.get("queues", "/", name)["options"]
+    assert {key: options[key] for key in ("max_messages", "message_ttl_ms", "attempts_max")} == {
+        "max_messages": 10, "message_ttl_ms": 60_000, "attempts_max": 5,
+    }  # fmt: skip
+    assert http.status("PUT", "queues", "/", name, body={"arguments": arguments}) == 204
+    reply = http.call("PUT", "queues", "/", name, body={"arguments": {"x-max-length": 11}})
+    assert (reply.status, "another max_messages" in reply.json["reason"]) == (400, True)
+    assert http.status("DELETE", "queues", "/", name) == 204
+
+
+def test_a_queue_does_not_take_the_name_of_a_stream(http, name):
+    assert http.status("PUT", "queues", "/", name, body=STREAM) == 201
+    reply = http.call("PUT", "queues", "/", name, body={})
+    assert (reply.status, "is there as a stream" in reply.json["reason"]) == (400, True)
+    assert http.status("DELETE", "queues", "/", name) == 204
 
 
 def test_what_is_settled_is_no_message_of_the_queue(http, client, queue):

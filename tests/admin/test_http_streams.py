@@ -46,16 +46,21 @@ def test_a_stream_made_over_http_is_the_protocols(http, peer, name):
 @pytest.mark.parametrize(
     "body",
     [
-        {"arguments": {"x-queue-type": "classic"}},
+        {"arguments": {"x-queue-type": "mqtt"}},
         {"durable": False},
         {"auto_delete": True},
         {"exclusive": True},
-        {"arguments": {"x-max-age": "never"}},
-        {"arguments": {"x-max-age": ["1h"]}},
+        {**STREAM, "durable": False},
+        {"arguments": {"x-queue-type": "stream", "x-max-age": "never"}},
+        {"arguments": {"x-queue-type": "stream", "x-max-age": ["1h"]}},
+        {"arguments": {"x-queue-type": "stream", "x-max-lenght-bytes": 1000}},
+        {"arguments": {"x-max-age": "1h"}},
+        {"arguments": {"x-max-length": 0}},
+        {"arguments": {"x-overflow": "sometimes"}},
         {"arguments": 5},
     ],
 )
-def test_what_no_stream_can_be_is_400(http, name, body):
+def test_what_no_stream_or_queue_can_be_is_400(http, name, body):
     assert http.status("PUT", "queues", "/", name, body=body) == 400
     assert http.status("GET", "queues", "/", name) == 404
 

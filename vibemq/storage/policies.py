@@ -157,7 +157,7 @@ class Policies(Vhosts):
         if not definition:
             raise UserError("the policy's definition is empty")
         for key, value in definition.items():
-            _check(key, value)
+            check_key(key, value)
         with self._writing(synced=True) as db:
             self.require_vhost(vhost)
             had = self.find_policy(vhost, name)
@@ -220,7 +220,7 @@ def _argument(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _check(key: str, value: object) -> None:
+def check_key(key: str, value: object) -> None:
     """Raises UserError for what no policy can say."""
     if key not in STREAM_KEYS and key not in QUEUE_KEYS:
         raise UserError(

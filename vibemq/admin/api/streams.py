@@ -7,6 +7,7 @@ Making and deleting is the catalog's, as at every door: workers are told the sam
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -17,13 +18,16 @@ from vibemq.admin.api.service import Api
 from vibemq.broker.arguments import stream_arguments
 from vibemq.broker.catalog import checked_name
 from vibemq.broker.options import CHANGEABLE, DeliveryMode, Overflow, altered, options_of, stored_options
-from vibemq.errors import StorageError, StreamExists, StreamNotFound
+from vibemq.errors import StorageError, StreamExists, StreamNotFound, UserError
 from vibemq.storage.apply import REFERENCE as TRANSACTIONS
 from vibemq.storage.log import Log
 from vibemq.storage.offsets import StoredOffsets
+from vibemq.storage.policies import QUEUE_KEYS, check_key, options_said
 from vibemq.storage.records import ExchangeRecord, StreamRecord
 
 STREAM_TYPE = "stream"
+#: RabbitMQ's kinds of queues, which are one here; the first is for those that do not say it.
+QUEUE_TYPES = ("classic", "quorum")
 
 
 def list_queues(api: Api, call: Call) -> Any:
@@ -35,13 +39,15 @@ def list_queues(api: Api, call: Call) -> Any:
 
 
 def put_queue(api: Api, call: Call, durability: str | None = None) -> bool:
-    """``durability`` is what a stream has whose arguments do not say it."""
+    """A queue, or a stream where x-queue-type says so; ``durability`` is what it has whose arguments do not say it."""
     vhost, given = call.path["vhost"], mapping(call, "arguments")
-    kind = given.get("x-queue-type", STREAM_TYPE)
-    if kind != STREAM_TYPE:
-        raise bad_request(f"x-queue-type is {kind!r}: only streams are made here")
+    kind = given.get("x-queue-type", QUEUE_TYPES[0])
+    if kind != STREAM_TYPE and kind not in QUEUE_TYPES:
+        raise bad_request(f"x-queue-type is {kind!r}: {', '.join(QUEUE_TYPES)} or {STREAM_TYPE} is needed")
     if not flag(call, "durable", True) or flag(call, "auto_delete", False) or flag(call, "exclusive", False):
-        raise bad_request("a stream is durable, and neither auto_delete nor exclusive")
+        raise bad_request("queues and streams are durable, and neither auto_delete nor exclusive")
+    if kind != STREAM_TYPE:
+        return _put_plain_queue(api, call, durability)
     name, arguments = checked_name(call.path["name"]), protocol_arguments(given)
     said = arguments if durability is None else {"durability": durability, **arguments}
     wanted = replace(stream_arguments(said, api.config.store), given=arguments)
@@ -58,6 +64,43 @@ def put_queue(api: Api, call: Call, durability: str | None = None) -> bool:
     return True
 
 
+def _put_plain_queue(api: Api, call: Call, durability: str | None) -> bool:
+    """A queue as RabbitMQ's tools declare it: its arguments are the keys of policies for queues."""
+    vhost, name = call.path["vhost"], checked_name(call.path["name"])
+    arguments = {key.removeprefix("x-"): value for key, value in mapping(call, "arguments").items()}
+    arguments.pop("queue-type", None)
+    for key, value in arguments.items():
+        if key not in QUEUE_KEYS:
+            needed = ", ".join(f"x-{key}" for key in QUEUE_KEYS)
+            raise bad_request(
+                f"x-{key} is no argument of a queue: {needed} are; a stream needs x-queue-type {STREAM_TYPE}"
+            )
+        try:
+            check_key(key, value)
+        except UserError as problem:
+            raise bad_request(f"x-{problem}") from None
+    wanted = options_said(name, arguments) | ({} if durability is None else {"durability": durability})
+    api.require_rights(call, vhost, configure=[name])
+    try:
+        api.catalog.create_queue(vhost, name, wanted, by=call.caller.author, may_convert=False)
+    except StreamExists:
+        record = api.metadata.find_stream(vhost, name)
+        if record is None or record.queue is None:
+            raise bad_request(f"'{name}' in vhost '{vhost}' is there as a stream, not a queue") from None
+        _require_same(record, wanted, wanted)
+        return False
+    return True
+
+
+def _require_same(record: StreamRecord, wanted: Mapping[str, Any], options: Iterable[str]) -> None:
+    """Raises Refused where one of these options of a queue that is there is another."""
+    had = record.queue or {}
+    if different := [option for option in options if had.get(option) != wanted.get(option)]:
+        raise bad_request(
+            f"queue '{record.name}' in vhost '{record.vhost}' is there with another {', '.join(different)}"
+        )
+
+
 def put_definition(api: Api, call: Call) -> bool:
     """A stream, or a queue with our own options, as ``definition`` describes it."""
     options = call.body.get("queue_options")
@@ -72,7 +115,7 @@ def put_definition(api: Api, call: Call) -> bool:
     if there is not None and there.queue is None and not was_stream:
         raise bad_request(f"'{name}' in vhost '{vhost}' is there as a stream, not a queue")
     if was_stream and (there is None or there.queue is None):  # whose retention it still has
-        arguments = {key: value for key, value in mapping(call, "arguments").items() if key != "x-queue-type"}
+        arguments = {**mapping(call, "arguments"), "x-queue-type": STREAM_TYPE}
         put_queue(api, replace(call, body={**call.body, "arguments": arguments}), durability)
     try:
         api.catalog.create_queue(vhost, name, wanted, by=call.caller.author)
@@ -80,10 +123,7 @@ def put_definition(api: Api, call: Call) -> bool:
         record = problem.record
         if not isinstance(record, StreamRecord) or record.queue is None:
             raise
-        had, options = record.queue, sorted((record.queue.keys() | wanted.keys()) - {"keep"})
-        if different := [option for option in options if had.get(option) != wanted.get(option)]:
-            said = f"queue '{name}' in vhost '{vhost}' is there with another {', '.join(different)}"
-            raise bad_request(said) from None
+        _require_same(record, wanted, sorted((record.queue.keys() | wanted.keys()) - {"keep"}))
         return False
     return True
 
