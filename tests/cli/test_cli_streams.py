@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
-from running import ENVIRONMENT, Running, broker
+from running import ENVIRONMENT, Running, broker, restartable, wait_until
 
 from vibemq.access.users import add_user
 from vibemq.cli.commands import main
@@ -439,3 +439,51 @@ def test_stored_offsets_are_shown_with_their_lag(running, streams, ten):
     assert json.loads(streams("offsets", ten, "nobody", "billing", "--json").stdout) == [nobody, billing]
     shown = streams("offsets", ten, "billing", "nobody").stdout
     assert re.search(r"billing\s*│\s*4\s*│\s*5", shown) and "none" in shown
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["without a name", "with a name"])
+def test_a_pipe_into_a_stream_survives_a_restart(tmp_path, named):
+    """Lines that were written while there was no broker are there, in their order; with a name each is there once."""
+    with restartable(tmp_path / "data") as broker:
+        port = broker.running.port
+        where = ["--host", "127.0.0.1", "--port", str(port)]
+        invoke = CliRunner().invoke
+        assert invoke(main, ["streams", "create", "orders", *where]).exit_code == 0
+        command = [sys.executable, "-m", "vibemq", "streams", "publish", "orders", *where]
+        command += ["--name", "shipper"] if named else []
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              env=ENVIRONMENT) as piped:  # fmt: skip
+            piped.stdin.write(b"".join(b"%d\n" % number for number in range(1000)))
+            piped.stdin.flush()
+            with StreamsConnection.connect("127.0.0.1", port) as client:
+                wait_until(lambda: client.next_offset("orders") == 1000, "the first lines")
+            broker.stop()
+            piped.stdin.write(b"".join(b"%d\n" % number for number in range(1000, 2000)))
+            piped.stdin.flush()
+            broker.restart()
+            out, said = piped.communicate(timeout=PATIENCE_S)
+        assert piped.returncode == 0, said
+        assert out == b"published 2000 messages to stream orders\n"
+        assert b"connecting again" in said
+        tail = invoke(main, ["streams", "tail", "orders", "--from", "first", *where])
+        numbers = [int(line) for line in tail.stdout.splitlines()]
+        assert list(dict.fromkeys(numbers)) == list(range(2000))
+        if named:
+            assert len(numbers) == 2000
+
+
+def test_a_broker_that_stays_away_ends_a_pipe_with_the_count(tmp_path):
+    with restartable(tmp_path / "data") as broker:
+        where = ["--host", "127.0.0.1", "--port", str(broker.running.port)]
+        assert CliRunner().invoke(main, ["streams", "create", "orders", *where]).exit_code == 0
+        command = [sys.executable, "-m", "vibemq", "streams", "publish", "orders", "--wait", "1ms", "--json", *where]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              env=ENVIRONMENT) as piped:  # fmt: skip
+            piped.stdin.write(b"one\n")
+            piped.stdin.flush()
+            with StreamsConnection.connect("127.0.0.1", broker.running.port) as client:
+                wait_until(lambda: client.next_offset("orders") == 1, "the first line")
+            broker.stop()
+            out, said = piped.communicate(b"two\n", timeout=PATIENCE_S)
+        assert piped.returncode == 1 and b"vibemq: 127.0.0.1:" in said
+        assert json.loads(out)["published"] + json.loads(out)["failed"] == 2

@@ -97,10 +97,11 @@ class StreamsBroker(Broker):
         self._refuse_files_without(where)
         return where
 
-    def connect(self) -> "StreamsConnection":  # type: ignore[override]
+    def connect(self, where: "Settings | None" = None) -> "StreamsConnection":  # type: ignore[override]
+        """Connect to `where`, which `address` has said once."""
         from vibemq.client.streams import StreamsConnection
 
-        where = self.address()
+        where = where or self.address()
         return StreamsConnection.connect(
             where.host,
             where.port,

@@ -15,7 +15,8 @@ import click
 
 from vibemq.cli import EXIT_INTERRUPTED
 from vibemq.cli.connection import StreamsBroker, streams_options
-from vibemq.cli.terminal import messages_text, nobody_reads
+from vibemq.cli.resuming import Resuming
+from vibemq.cli.terminal import Seconds, messages_text, nobody_reads
 from vibemq.errors import TimeoutExceeded, VibeMQError
 from vibemq.protocols.streams.spec import OffsetType
 
@@ -54,23 +55,42 @@ def ends_of(client: "StreamsConnection", name: str) -> Ends:
 @click.argument("messages", nargs=-1, metavar="[MESSAGE]...")
 @click.option("--file", "file", type=click.File("rb"), help="A message for each line of this file.")
 @click.option("--raw", is_flag=True, help="Store the bytes as they are; stream clients expect AMQP 1.0 messages.")
+@click.option(
+    "--name",
+    "reference",
+    default="",
+    metavar="PUBLISHER",
+    help="Publish under this name, which no other program uses: after a restart nothing is stored twice.",
+)
+@click.option(
+    "--wait",
+    "patience_s",
+    type=Seconds(min=0),
+    default=300,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for a broker that is restarted.",
+)
 @streams_options
 def streams_publish(
-    name: str, messages: tuple[str, ...], file: IO[bytes] | None, raw: bool, as_json: bool, broker: StreamsBroker
-) -> None:
+    name: str, messages: tuple[str, ...], file: IO[bytes] | None, raw: bool, reference: str, patience_s: float,
+    as_json: bool, broker: StreamsBroker,
+) -> None:  # fmt: skip
     """Publish each MESSAGE, or each line of a file or of standard input, to the stream NAME.
 
     A line goes out as soon as it is there.  Returns when the broker has confirmed all of them; Ctrl-C ends it early,
-    and still says how many were confirmed.
+    and still says how many were confirmed.  When the connection ends it connects again for so long as --wait says, and
+    sends what was not confirmed: without --name some of it may be stored twice then.
     """
     from vibemq.client._streams import write_message
 
     if messages and file is not None:
         raise click.UsageError("MESSAGE and --file cannot be used together")
     problem = None
-    with broker.connect() as client, _Interrupts() as interrupts:
-        # Connected first: a password may be the first line of standard input.
-        publisher = client.publisher(name)
+    interrupts = _Interrupts()
+    # Connected first: a password may be the first line of standard input.
+    publisher = Resuming(broker, name, reference, patience_s, lambda: interrupts.came)
+    with interrupts:
         given = [[message.encode("utf-8", "surrogateescape") for message in messages]]
         try:
             for bodies in given if messages else _lines(file or sys.stdin.buffer, interrupts):
@@ -82,8 +102,7 @@ def streams_publish(
         except VibeMQError as refused:
             problem = problem or refused
     if as_json:
-        failed = publisher.published - publisher.confirmed
-        click.echo(json.dumps({"stream": name, "published": publisher.confirmed, "failed": failed}))
+        click.echo(json.dumps({"stream": name, "published": publisher.confirmed, "failed": publisher.unconfirmed}))
     else:
         click.echo(f"published {messages_text(publisher.confirmed)} to stream {name}")
     if problem is not None:
