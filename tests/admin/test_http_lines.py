@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import brotli
@@ -16,6 +17,7 @@ import zstandard
 from http_caller import STREAM, Http, Reply, wait_until
 from running import broker
 
+from vibemq.admin.http import INGEST_THREADS_MAX
 from vibemq.broker.ingest import LINE_BYTES_MAX, partition_of
 from vibemq.client.streams import StreamsConnection
 
@@ -147,7 +149,7 @@ def test_the_elements_of_a_json_array_are_messages_as_they_were_written(http, st
     reply = send(http, stream, array, kind=JSON)
     assert reply.json == {"stored": 6, "duplicates": 0}
     assert bodies(http, stream) == ['{"a": [1, 2], "b": "],\\"[\\\\"}', '"text"', "5", "null", "[]", '{"c":\n{}}']
-    assert send(http, stream, b"[]", kind=JSON).json["stored"] == 0
+    assert send(http, stream, b" [ ]\n", kind=JSON).json == {"stored": 0, "duplicates": 0}
 
 
 def test_one_json_value_is_one_message_and_several_are_lines(http, stream):
@@ -215,6 +217,15 @@ def test_a_full_queue_that_blocks_holds_the_lines_until_there_is_room(http, mana
         assert not sent.done()
         assert http.status("DELETE", "queues", "/", name, "contents") == 204
         assert (sent.result().status, sent.result().json) == (200, {"stored": 5, "duplicates": 0})
+
+
+def test_the_last_line_waits_for_room_as_the_others_do(http, queue):
+    name = queue(max_messages=1, overflow=2)
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(send, http, name, b"1\n2\n")
+        wait_until(lambda: len(messages(http, name)) == 1, "a message")
+        assert http.status("DELETE", "queues", "/", name, "contents") == 204
+        assert (sent.result().status, sent.result().json) == (200, {"stored": 2, "duplicates": 0})
 
 
 def test_a_stream_that_is_not_there_is_said(http, name):
@@ -411,3 +422,55 @@ def test_a_killed_worker_is_said_and_a_repeated_request_stores_each_line_once(tm
         assert http.status("PUT", "queues", "/", "killed", "options", body={"max_messages": 10}) in (200, 201, 204)
         wait_until(lambda: send(http, "killed", b"1\n2\n3\n4\n", **named).status == 200, "another worker")
         assert bodies(http, "killed") == ["1", "2", "3", "4"]
+
+
+def test_requests_that_a_full_queue_holds_keep_nobody_else_waiting(tmp_path):
+    with broker(tmp_path, workers=1) as running:
+        http = Http(running)
+        options = {"queue_options": {"max_messages": 1, "overflow": 2}}
+        assert http.status("PUT", "queues", "/", "full", "definition", body=options) == 201
+        assert http.status("PUT", "queues", "/", "free", body=STREAM) == 201
+        held = 3 * INGEST_THREADS_MAX
+        with ThreadPoolExecutor(held) as pool:
+            sent = [pool.submit(send, http, "full", b"x\ny\n") for _ in range(held)]
+            wait_until(lambda: len(messages(http, "full")) == 1, "the queue is full")
+            assert send(http, "free", b"a\nb\n").json["stored"] == 2
+            assert http.get("overview")
+            assert not any(one.done() for one in sent)
+            assert http.status("DELETE", "queues", "/", "full") == 204
+            replies = [one.result() for one in sent]
+        assert {reply.status for reply in replies} == {404}
+        assert sum(reply.json["stored"] for reply in replies) == 1
+
+
+def peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def test_a_body_of_millions_of_elements_takes_a_few_times_its_size(tmp_path):
+    with broker(tmp_path, workers=1) as running:
+        http = Http(running)
+        assert http.status("PUT", "queues", "/", "many", body=STREAM) == 201
+        assert send(http, "many", b"[1]", kind=JSON).json["stored"] == 1
+        before = peak_bytes(running.admin_pid())
+        body = b"[" + b"1," * 1_000_000 + b"1]"
+        assert send(http, "many", body, kind=JSON).json["stored"] == 1_000_001
+        assert send(http, "many", b"x\n" * 1_000_000).json["stored"] == 1_000_000
+        assert peak_bytes(running.admin_pid()) - before < 20 * len(body)
+
+
+def test_a_worker_that_hangs_is_said_and_the_lines_are_stored_by_a_repeated_request(tmp_path):
+    with broker(tmp_path, "--set", "server.worker_hang_s=0", workers=1) as running:
+        http = Http(running)
+        assert http.status("PUT", "queues", "/", "hung", body=STREAM) == 201
+        named = {"Publisher": "agent", "Sequence": "7"}
+        pid = running.worker_pids()[0]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            reply = send(http, "hung", b"1\n2\n", **named)
+            assert reply.status == 503 and "nobody knows" in reply.json["reason"]
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: send(http, "hung", b"1\n2\n", **named).status == 200, "the worker")
+        assert bodies(http, "hung") == ["1", "2"]

@@ -77,7 +77,11 @@ class Unpacked:
     def __init__(self, room: Room, bytes_max: int) -> None:
         self._room, self._bytes_max = room, bytes_max
         self.size = 0
-        self.fd = os.memfd_create("vibemq-lines", os.MFD_CLOEXEC)
+        try:
+            self.fd = os.memfd_create("vibemq-lines", os.MFD_CLOEXEC)
+        except OSError as problem:  # no descriptor, no memory
+            reason = f"the broker cannot take lines now, {problem.strerror}: wait {RETRY_S} s"
+            raise Refused(503, "service_unavailable", reason, RETRY_S) from None
 
     def write(self, piece: bytes | bytearray | memoryview) -> None:
         """Raises Refused."""

@@ -149,7 +149,7 @@ class _Requester:
 
 
 cdef class LinesJob(QueuePublisher):
-    cdef object broker, results, done, timer, late
+    cdef object broker, results, done, next_turn, late
     cdef object memory                # the mapped lines
     cdef Py_buffer view
     cdef bint is_mapped
@@ -164,6 +164,7 @@ cdef class LinesJob(QueuePublisher):
     cdef list refused                 # [first line, last line or TO_THE_END, kind, why]
     cdef uint64_t more_refused        # ranges that are not in `refused`
     cdef bint stopped, answered
+    cdef bint adding                  # a line is read and not added yet: a full batch may be persisted and answered meanwhile
 
     def __init__(self, broker, dict request, results, done):
         self.broker, self.results, self.done = broker, results, done
@@ -202,7 +203,7 @@ cdef class LinesJob(QueuePublisher):
             self.close()
             raise
         timers = self.broker.timers
-        self.timer, self.late = timers.timer(self._go_on), timers.timer(self._too_late)
+        self.next_turn, self.late = timers.timer(self._go_on), timers.timer(self._too_late)
         now_ms = self.broker.queues.now_ms
         self.late.set(now_ms + JOB_MS)
         self._go_on(now_ms)
@@ -217,18 +218,20 @@ cdef class LinesJob(QueuePublisher):
 
     def wake(self):
         """Go on in the next turn."""
-        if self.timer is not None:
-            self.timer.at_most(0)
+        if self.next_turn is not None:
+            self.next_turn.at_most(0)
 
     def _go_on(self, now_ms):
         if self.answered:
             self._finish()
             return
+        self.adding = True
         try:
             if not self.stopped:
                 self._add_some()
         except Exception as problem:
-            self.stop(LATER, what_failed(self.client.owner.peer, problem))
+            self._add_failed(self.line, problem)
+        self.adding = False
         self._answer_if_done()
 
     def _too_late(self, now_ms):
@@ -316,10 +319,14 @@ cdef class LinesJob(QueuePublisher):
     cdef int _lay(self, uint32_t line, const uint8_t *entry, size_t size) except -1:
         cdef bytes reference = self.reference if self.reference else None
         if self.add(entry, <uint32_t> size, 1, reference, self.sequence + line - 1) != OK:
-            self.refuse_line(line, LATER, "out of memory")
-            self.stop(LATER, "out of memory")
-        else:
-            bytes_store32(self.note(NOTE_BYTES), line)
+            raise MemoryError
+        bytes_store32(self.note(NOTE_BYTES), line)
+        return 0
+
+    cdef int _add_failed(self, uint32_t line, problem) except -1:
+        why = what_failed(self.client.owner.peer, problem)
+        self.refuse_line(line, LATER, why)
+        self.stop(LATER, why)
         return 0
 
     # ---- what became of it ----
@@ -365,7 +372,12 @@ cdef class LinesJob(QueuePublisher):
     cdef int publish_parked(self, object what) except -1:
         cdef bytes entry
         line, entry = what
-        self._lay(line, <const uint8_t *> <char *> entry, len(entry))
+        self.adding = True
+        try:
+            self._lay(line, <const uint8_t *> <char *> entry, len(entry))
+        except Exception as problem:
+            self._add_failed(line, problem)
+        self.adding = False
         self.wake()
         return 0
 
@@ -395,7 +407,7 @@ cdef class LinesJob(QueuePublisher):
         return self._answer_if_done()
 
     cdef int _answer_if_done(self) except -1:
-        if self.answered or (self.at < self.size and not self.stopped) or self.has_parked:
+        if self.answered or self.adding or (self.at < self.size and not self.stopped) or self.has_parked:
             return 0
         if self.closed or self.is_idle:
             self.answered = True
@@ -414,7 +426,7 @@ cdef class LinesJob(QueuePublisher):
 
     cdef int _finish(self) except -1:
         """Give everything back."""
-        self.timer.end()
+        self.next_turn.end()
         self.close()
         PyBuffer_Release(&self.view)
         self.is_mapped = False

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from vibemq.broker.admission import what_failed
 from vibemq.broker.limits import refused_total
 from vibemq.errors import LimitExceeded, VibeMQError
 from vibemq.once_a_minute import OnceAMinute
@@ -224,6 +225,9 @@ class Inquiries:
         results.setblocking(False)
         try:
             job = publish_lines(self._broker, question, self._fds[0], results, self._jobs.pop)
+        except VibeMQError as problem:  # nothing is stored
+            results.close()
+            return {"why": what_failed(question["peer"], problem)}
         except BaseException:
             results.close()
             raise

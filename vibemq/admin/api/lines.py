@@ -82,6 +82,8 @@ def publish_lines(api: Api, call: Call) -> Answer:
         if not lines.size:
             return found.answer()
         lines, is_framed = _framed(api, lines, kind, stack)
+        if not lines.size:  # an empty array
+            return found.answer()
         if record is not None:
             parts = [Part(name, 0, lines.size)]
         else:
