@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queues by command: made, described, listed, emptied and deleted, for both kinds of peer."""
 
+import base64
 import json
+import os
+import subprocess
+import sys
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import pytest
 from peers.native import NativePeer, connected
-from running import broker, wait_until
+from running import ENVIRONMENT, broker, wait_until
 
+from vibemq.client import connect
 from vibemq.client.streams import StreamsConnection
 from vibemq.protocols.native.spec import Command
 
@@ -24,6 +31,33 @@ def test_a_queue_is_made_once(served, name, text):
         else:
             assert peer.ask(Command.CREATE_QUEUE, **again).type == Command.CREATE_QUEUE
         assert peer.info(name)["maxSize"] == 0, "the options of the second one are ignored"
+
+
+@pytest.mark.parametrize("odd", ["orders/eu", "new orders", "50 % #ü?"])
+def test_a_queue_that_another_protocol_made_is_used_whatever_its_name_is(served, odd):
+    name = f"{odd}-{os.getpid()}"
+    address = f"http://{served.host}:{served.admin_port}/api/queues/%2F/{quote(name, safe='')}"
+    headers = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
+    with connected(served) as peer:
+        assert peer.refused(Command.PUBLISH, queue=name, payload=b"1") == "INVALID_MESSAGE"
+        assert peer.refused(Command.CREATE_QUEUE, queue=name) == "INVALID_MESSAGE"
+        with urlopen(Request(address, b"{}", headers, method="PUT"), timeout=30) as made:
+            assert made.status == 201
+        assert name in json.loads(peer.ask(Command.LIST_QUEUES).payload)
+        assert peer.ask(Command.PUBLISH, queue=name, payload=b'"one"').type == Command.PUBLISH_ACK
+        assert peer.ask(Command.PUBLISH, queue=name, payload=b'"two"').type == Command.PUBLISH_ACK
+        assert peer.refused(Command.PUBLISH, queue=name, payload=b"no JSON") == "INVALID_MESSAGE"
+        assert peer.info(name)["messageCount"] == 2
+    with connect(f"vibemq://{served.host}:{served.native_port}") as client, client.consume(name) as consumer:
+        message = next(consumer)
+        assert message.payload == "one"
+        message.ack()
+    url = f"vibemq://{served.host}:{served.native_port}"
+    command = [sys.executable, "-m", "vibemq.cli", "consume", name, "--drain", "--url", url]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert (done.returncode, '"two"' in done.stdout) == (0, True), done
+    with urlopen(Request(address, headers=headers, method="DELETE"), timeout=30) as gone:
+        assert gone.status == 204
 
 
 DECLARED = {

@@ -335,6 +335,15 @@ def publish_stored(session: NativeSession, request: Message) -> None:
         _with_queue(session, request, opened_queue)
 
 
+def has_queue(session: NativeSession, name: bytes) -> bool:
+    """Is there a queue of this name?  Other protocols make some with names that no frame of this one may make."""
+    try:
+        record = session.door.broker.queues.metadata.find_stream(DEFAULT_VHOST, name.decode())
+    except UnicodeDecodeError:
+        return False
+    return record is not None and record.queue is not None
+
+
 def _with_queue(session: NativeSession, request: Message, then: Callable[[Any], None], *, wanted: bool = True) -> None:
     """Call ``then(queue)``, after making the queue if it does not exist, and that is ``wanted`` and allowed.
 

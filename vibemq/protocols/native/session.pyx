@@ -26,7 +26,7 @@ from vibemq.net.door cimport PAUSE_ENDING
 from vibemq.protocols.native.codec cimport fault_text, malformed
 from vibemq.protocols.native.message cimport DEDUP_CLIENT_BYTES, dedup_number, message_write
 from vibemq.protocols.native.wire cimport (
-    CHECK_OK, DECIMAL_BYTES_MAX, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK,
+    CHECK_OK, CHECK_QUEUE_NAME_CHARACTER, DECIMAL_BYTES_MAX, FRAME_HEADER_BYTES, FRAME_NEEDS_MORE, FRAME_OK, FRAME_UNKNOWN_FLAGS, TYPE_ACK,
     TYPE_CONNECT, TYPE_DELIVER, TYPE_DISCONNECT, TYPE_ERROR, TYPE_HOLDING, TYPE_NACK, TYPE_PING, TYPE_PUBLISH,
     decimal_before, deliver_fits, error_size, error_write, frame_begin, frame_check, frame_end, frame_header, frame_parse,
     frame_payload, frame_size, header_find, header_size, json_is_valid, native_frame, pong_size, pong_write,
@@ -40,7 +40,9 @@ from vibemq.broker.hops import first_hop_bytes
 from vibemq.errors import LimitExceeded, MalformedFrame, StorageError
 from vibemq.protocols.native import commands
 from vibemq.protocols.native.compression import compress, decompress
-from vibemq.protocols.native.spec import COMPRESSION_BY_NAME, LOGIN_FRAME_BYTES_MAX, ErrorCode
+from vibemq.protocols.native.spec import CHECK_FAULTS, COMPRESSION_BY_NAME, LOGIN_FRAME_BYTES_MAX, ErrorCode
+
+cdef str NAME_FAULT = CHECK_FAULTS[CHECK_QUEUE_NAME_CHARACTER]
 
 cdef enum:
     CONTROLS_PER_TURN = 32          # control commands cost tens of microseconds: the loop's millisecond
@@ -388,7 +390,7 @@ cdef class NativeSession(QueueSession):
 
     cdef int _body(self, const uint8_t *body, size_t size) except -1:
         """One whole body; 1 when it was a control command."""
-        cdef native_frame frame
+        cdef native_frame frame, unnamed
         cdef int fault = frame_parse(body, size, &frame)
         cdef bint is_publish = False
         if fault != FRAME_OK:
@@ -416,6 +418,10 @@ cdef class NativeSession(QueueSession):
         fault = frame_check(&frame)
         if fault != CHECK_OK:
             text = fault_text(&frame, fault)
+            if text == NAME_FAULT and commands.has_queue(self, (<char *> frame.queue)[:frame.queue_size]):
+                unnamed = frame  # another protocol has made it: only the rest of the frame can be wrong
+                unnamed.queue_size = 0
+                text = fault_text(&unnamed, frame_check(&unnamed))
             if text is not None:
                 self.refuse(frame.id, frame.id_size, INVALID_MESSAGE, text.encode())
                 return not is_publish
