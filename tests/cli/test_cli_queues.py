@@ -361,3 +361,21 @@ def test_a_table_in_a_pipe_cuts_no_name(run, queue):
     run("queues", "create", name, "--max-messages", "7")
     assert any(name in line for line in run("queues", "list").stdout.splitlines())
     assert any(name in line for line in run("queues", "info", name).stdout.splitlines())
+
+
+def test_a_line_that_cannot_be_sent_ends_with_the_count_of_those_before_it(run, queue):
+    long = "x" * 2_000_000
+    result = run("publish", queue, input=f"one\ntwo\n{long}\nthree\n")
+    assert result.exit_code == 1 and result.stdout == f"published 2 messages to queue {queue}\n"
+    assert "at most 1048576 allowed" in result.stderr
+    result = run("publish", queue, "--json", input='{"payload": 3}\nnonsense\n')
+    assert result.exit_code == 1 and "line 2: needed an object" in result.stderr
+    assert json.loads(result.stdout) == {"queue": queue, "published": 1, "failed": 0}
+    assert run("consume", queue, "--drain").stdout.splitlines() == ['"one"', '"two"', "3"]
+
+
+def test_a_refused_publish_says_how_many_are_stored(run, queue):
+    run("queues", "create", queue, "--max-messages", "2", "--overflow", "drop_newest")
+    result = run("publish", queue, input="one\ntwo\nthree\n")
+    assert result.exit_code == 1 and result.stdout == f"published 2 messages to queue {queue}\n"
+    assert "vibemq: 1 message refused, the first as follows" in result.stderr

@@ -9,18 +9,18 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
 
 import click
 
 from vibemq.cli import EXIT_INTERRUPTED
 from vibemq.cli.connection import Broker, queues_options
 from vibemq.cli.terminal import messages_text, progress_bar
-from vibemq.errors import UserError
+from vibemq.errors import UserError, VibeMQError
 
 if TYPE_CHECKING:
-    from vibemq.client import Client, Publisher, Summary
+    from vibemq.client import Client, Publisher
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def publish(
     "stored" is the whole of it; to change something, leave "stored" out and change payload, headers or id.
     A queue that does not exist is made by this, unless the broker is told not to.
     A stream of that name becomes a queue by it, with all that it holds, and stays one; this command cannot see that.
-    With --rate, Ctrl-C ends it early and still says how many the broker has.
+    Ctrl-C ends it early and still says how many the broker has.
     """
     if payload is not None and file is not None:
         raise click.UsageError("PAYLOAD and --file cannot be used together")
@@ -72,17 +72,10 @@ def publish(
         bodies = (_body(line.rstrip("\r\n") if payload is None else line, text) for line in given)
         with progress_bar(f"to {queue}", count if payload is not None else None) as tell:
             counted = bodies if tell is None else _counted(bodies, tell)
-            how = {"headers": headers, "priority": priority}
-            summary, stopped = _publish(client, queue, counted, rate, window, **how)
-    if as_json:
-        click.echo(json.dumps({"queue": queue, "published": summary.published, "failed": len(summary.failed)}))
-    else:
-        click.echo(f"published {messages_text(summary.published)} to queue {queue}")
-    if summary.failed:
-        click.echo(f"vibemq: {messages_text(len(summary.failed))} refused, the first as follows", err=True)
-        summary.raise_failed()
-    if stopped:
-        raise click.exceptions.Exit(EXIT_INTERRUPTED)
+            publisher = client.publisher(queue, window=window, raw=True)
+            sending = (publisher.publish(body, headers=headers, priority=priority) for body in _paced(counted, rate))
+            outcome = _publish([publisher], sending)
+    _say(queue, outcome, as_json)
 
 
 def _publish_records(queue: str, file: IO[str] | None, rate: float | None, window: int, broker: Broker) -> None:
@@ -90,14 +83,14 @@ def _publish_records(queue: str, file: IO[str] | None, rate: float | None, windo
     with broker.connect() as client:
         stored = client.publisher(queue, window=window, stored=True)
         plain = client.publisher(queue, window=window, raw=True)
-        for number, line in enumerate(_paced(filter(str.strip, file or sys.stdin), rate), 1):
-            _publish_record(client, stored, plain, line, number)
-        summaries = [stored.flush(), plain.flush()]
-    failed = sum(len(summary.failed) for summary in summaries)
-    published = sum(summary.published for summary in summaries)
-    click.echo(json.dumps({"queue": queue, "published": published, "failed": failed}))
-    for summary in summaries:
-        summary.raise_failed()
+
+        def sending() -> Iterator[int]:
+            for number, line in enumerate(_paced(filter(str.strip, file or sys.stdin), rate), 1):
+                _publish_record(client, stored, plain, line, number)
+                yield number
+
+        outcome = _publish([stored, plain], sending())
+    _say(queue, outcome, as_json=True)
 
 
 def _publish_record(client: "Client", stored: "Publisher", plain: "Publisher", line: str, number: int) -> None:
@@ -128,20 +121,58 @@ def _body(line: str, text: bool) -> bytes:
     return data if not text and is_json(data) else json.dumps(line, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _publish(
-    client: "Client", queue: str, bodies: Iterable[bytes], rate: float | None, window: int, **how: Any
-) -> "tuple[Summary, bool]":
-    """What became of them, and whether Ctrl-C came before the last of them."""
-    if rate is None:
-        return client.publish_many(queue, bodies, window=window, raw=True, **how), False
-    stopped = False
-    with client.publisher(queue, window=window, raw=True) as publisher:
+class _Outcome(NamedTuple):
+    """What became of messages: how many are stored (None: not known), how many were refused, and why it ended early."""
+
+    stored: int | None
+    refused: int = 0
+    problem: VibeMQError | None = None
+    was_stopped: bool = False
+
+
+def _publish(publishers: "Sequence[Publisher]", sending: Iterable[object]) -> _Outcome:
+    """Send by running through `sending`, then wait for the broker's answers.
+
+    It waits after Ctrl-C too, and after a message that cannot be sent.  A second Ctrl-C ends the wait.
+    """
+    problem, was_stopped = None, False
+    try:
+        for _ in sending:
+            pass
+    except KeyboardInterrupt:
+        was_stopped = True
+    except VibeMQError as refused:
+        problem = refused
+    summaries = []
+    for publisher in publishers:
         try:
-            for body in _paced(bodies, rate):
-                publisher.publish(body, **how)
-        except KeyboardInterrupt:  # what is on its way is waited for, so that the count is true; a second one ends that
-            stopped = True
-        return publisher.flush(), stopped
+            summaries.append(publisher.flush())
+        except VibeMQError as late:
+            problem = problem or late
+            try:
+                summaries.append(publisher.flush())  # of messages that were answered before it gave up
+            except VibeMQError:
+                return _Outcome(None, 0, problem, was_stopped)
+    failed = [refused for summary in summaries for refused in summary.failed]
+    if failed and problem is None:
+        problem = failed[0].error
+    return _Outcome(sum(summary.published for summary in summaries), len(failed), problem, was_stopped)
+
+
+def _say(queue: str, outcome: _Outcome, as_json: bool) -> None:
+    """Say how many are stored before the first error is raised.  Raises VibeMQError."""
+    if as_json:
+        click.echo(json.dumps({"queue": queue, "published": outcome.stored, "failed": outcome.refused}))
+    elif outcome.stored is None:
+        click.echo(f"how many messages are stored in queue {queue} is not known")
+    else:
+        click.echo(f"published {messages_text(outcome.stored)} to queue {queue}")
+    if outcome.refused:
+        click.echo(f"vibemq: {messages_text(outcome.refused)} refused, the first as follows", err=True)
+    if outcome.problem is not None:
+        raise outcome.problem
+    if outcome.was_stopped:
+        raise click.exceptions.Exit(EXIT_INTERRUPTED)
 
 
 def _paced(items: Iterable[T], rate: float | None) -> Iterator[T]:
