@@ -153,6 +153,61 @@ def test_tools_publish_to_the_default_exchange(http, stream):
     assert http.status("POST", "queues", "/", stream, "get", body={"count": 1}) == 400
 
 
+def test_tools_publish_with_every_property_that_amqp_0_9_1_has(http, managed, stream):
+    """As RabbitMQ converts them; AMQP 1.0 by hand."""
+
+    def sized(kind, data):
+        return kind + len(data).to_bytes(4, "big") + data
+
+    def several(section, kind, count, data):
+        return b"\0\x53" + section + kind + (len(data) + 4).to_bytes(4, "big") + count.to_bytes(4, "big") + data
+
+    texts = ("message_id", "reply_to", "correlation_id", "content_type", "content_encoding", "type", "app_id")
+    properties = {name: f"the {name}" for name in texts} | {"user_id": "guest", "headers": {"shop": "7"}}
+    properties |= {"delivery_mode": 2, "priority": 5, "timestamp": 1_700_000_000, "expiration": "60000"}
+    body = {"properties": properties, "routing_key": stream, "payload": "paid", "payload_encoding": "string"}
+    assert http.call("POST", "exchanges", "/", "amq.default", "publish", body=body).json == {"routed": True}
+    header = b"\x41\x50\x05\x70" + (60_000).to_bytes(4, "big")
+    annotations = [b"x-exchange", b"", b"x-routing-key", stream.encode(), b"x-basic-type", b"the type"]
+    fields = [
+        sized(b"\xb1", b"the message_id"), sized(b"\xb0", b"guest"), b"\x40\x40", sized(b"\xb1", b"the reply_to"),
+        sized(b"\xb1", b"the correlation_id"), sized(b"\xb3", b"the content_type"),
+        sized(b"\xb3", b"the content_encoding"), b"\x40\x83", (1_700_000_000_000).to_bytes(8, "big"),
+        sized(b"\xb1", b"the app_id"),
+    ]  # fmt: skip
+    expected = several(b"\x70", b"\xd0", 3, header)
+    pairs = b"".join(sized(b"\xb1" if at % 2 else b"\xb3", word) for at, word in enumerate(annotations))
+    expected += several(b"\x72", b"\xd1", 6, pairs)
+    expected += several(b"\x73", b"\xd0", 11, b"".join(fields))
+    with connected(managed) as peer:
+        peer.subscribe(stream)
+        assert peer.chunk().data[4 : 4 + len(expected)] == expected
+    (message,) = look(http, stream)["messages"]
+    assert (message["id"], message["headers"], message["body"]) == ("the message_id", {"shop": "7"}, "paid")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"cluster_id": "c"},
+        {"mesage_id": "misspelt"},
+        {"message_id": 5},
+        {"user_id": "somebody"},
+        {"delivery_mode": 3},
+        {"priority": True},
+        {"priority": 256},
+        {"timestamp": -1},
+        {"expiration": 60_000},
+        {"expiration": "4294967296"},
+        {"content_encoding": "gzip\u00fc"},
+    ],
+)
+def test_a_property_that_cannot_be_kept_is_refused(http, stream, bad):
+    body = {"properties": bad, "routing_key": stream, "payload": "x", "payload_encoding": "string"}
+    assert http.status("POST", "exchanges", "/", "amq.default", "publish", body=body) == 400
+    assert look(http, stream)["messages"] == []
+
+
 @pytest.mark.parametrize(
     "bad",
     [

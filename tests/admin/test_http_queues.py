@@ -51,6 +51,16 @@ def test_arguments_of_rabbitmqs_queues_are_options_of_the_queue(http, name):
     assert http.status("DELETE", "queues", "/", name) == 204
 
 
+def test_a_message_with_rabbitmqs_properties_is_given_to_clients(http, client, queue):
+    properties = {"message_id": "m", "priority": 5, "delivery_mode": 2, "type": "order", "headers": {"shop": "7"}}
+    body = {"properties": properties, "routing_key": queue, "payload": '"paid"', "payload_encoding": "string"}
+    assert http.call("POST", "exchanges", "/", "amq.default", "publish", body=body).json == {"routed": True}
+    with client.consume(queue) as consumer:
+        message = next(consumer)
+        assert (message.payload, message.headers["shop"]) == ("paid", "7")
+        message.ack()
+
+
 def test_a_queue_does_not_take_the_name_of_a_stream(http, name):
     assert http.status("PUT", "queues", "/", name, body=STREAM) == 201
     reply = http.call("PUT", "queues", "/", name, body={})

@@ -24,17 +24,28 @@ HEADERS_MAX = 64
 _UNCONFIRMED_MAX = 16  # of one message: it is never held back
 
 
-def publish_one(broker, str virtual_host, str name, bytes body, dict headers, str content_type, str peer, told):
+#: AMQP 1.0: descriptors of sections, and of types the ones with sizes of 32 bits.
+_HEADER, _ANNOTATIONS, _PROPERTIES = b"\0\x53\x70", b"\0\x53\x72", b"\0\x53\x73"
+_LIST, _MAP, _NULL, _TRUE, _FALSE, _BYTE, _UINT, _TIME = b"\xd0", b"\xd1", b"\x40", b"\x41", b"\x42", b"\x50", b"\x70", b"\x83"
+_BINARY, _TEXT, _SYMBOL = b"\xb0", b"\xb1", b"\xb3"
+
+
+def publish_one(broker, str virtual_host, str name, bytes body, dict headers, str content_type, str peer, told,
+                dict properties=None):
     """Call ``told(offset or None, why it is not kept or "")`` once, in the loop; the offset is None where nobody knows it.
 
-    ``headers``: text by text.  Raises StreamNotFound, LimitExceeded, StorageError.
+    ``headers``: text by text.  ``properties``: RabbitMQ's of AMQP 0.9.1, checked, and ``exchange`` and ``routing_key``; the
+    content type is among them.  Raises StreamNotFound, LimitExceeded, StorageError.
     """
     cdef OneMessage one
     why = refusal_now(broker, peer)
     if why:
         told(None, why)
         return
-    entry = _entry(body, headers, content_type)
+    entry = _entry(body, headers, "" if properties else content_type)
+    if properties:
+        message = _sections(properties) + entry[4:]
+        entry = len(message).to_bytes(4, "big") + message
     record = broker.streams.metadata.find_stream(virtual_host, name)
     if record is None:
         raise StreamNotFound(name)
@@ -42,6 +53,44 @@ def publish_one(broker, str virtual_host, str name, bytes body, dict headers, st
     stream = broker.streams.find(virtual_host, name) if queue is None else queue.stream
     one = OneMessage(broker, stream, queue, name.encode(), peer, told)
     one.publish(entry)
+
+
+cdef bytes _variable(bytes kind, object text):
+    cdef bytes data = text.encode() if isinstance(text, str) else text
+    return kind + len(data).to_bytes(4, "big") + data
+
+
+cdef bytes _compound(bytes section, bytes kind, list values):
+    cdef bytes data = b"".join(values)
+    return section + kind + (len(data) + 4).to_bytes(4, "big") + len(values).to_bytes(4, "big") + data
+
+
+cdef bytes _sections(dict of):
+    """Header, message annotations and properties as RabbitMQ converts a message of AMQP 0.9.1."""
+    cdef list header = [_NULL, _NULL, _NULL], annotations = [], properties
+    if "delivery_mode" in of:
+        header[0] = _TRUE if of["delivery_mode"] == 2 else _FALSE
+    if "priority" in of:
+        header[1] = _BYTE + of["priority"].to_bytes(1, "big")
+    if "expiration" in of:
+        header[2] = _UINT + int(of["expiration"]).to_bytes(4, "big")
+    for name, key in (("exchange", "x-exchange"), ("routing_key", "x-routing-key"), ("type", "x-basic-type")):
+        if name in of:
+            annotations += [_variable(_SYMBOL, key), _variable(_TEXT, of[name])]
+    properties = [
+        _variable(kind, of[name]) if name in of else _NULL
+        for name, kind in (
+            ("message_id", _TEXT), ("user_id", _BINARY), ("to", _TEXT), ("subject", _TEXT), ("reply_to", _TEXT),
+            ("correlation_id", _TEXT), ("content_type", _SYMBOL), ("content_encoding", _SYMBOL), ("expires", _TEXT),
+        )
+    ]
+    properties.append(_TIME + (of["timestamp"] * 1000).to_bytes(8, "big") if "timestamp" in of else _NULL)
+    properties.append(_variable(_TEXT, of["app_id"]) if "app_id" in of else _NULL)
+    return (
+        (_compound(_HEADER, _LIST, header) if header != [_NULL] * 3 else b"")
+        + _compound(_ANNOTATIONS, _MAP, annotations)
+        + _compound(_PROPERTIES, _LIST, properties)
+    )
 
 
 cdef bytes _entry(bytes body, dict headers, str content_type):

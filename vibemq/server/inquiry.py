@@ -188,7 +188,7 @@ class Inquiries:
 
         publish_one(
             self._broker, question["vhost"], question["name"], base64.b64decode(question["body"]),
-            question["headers"], question["content_type"], question["peer"], told,
+            question["headers"], question["content_type"], question["peer"], told, question.get("properties"),
         )  # fmt: skip
         self._published[ticket] = found
         return {"ticket": ticket, "pid": os.getpid()}

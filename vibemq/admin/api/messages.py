@@ -31,6 +31,11 @@ HEADERS_BYTES_MAX = (
     4096  # of its headers and content type together: with the body they fit into one question to a worker
 )
 HEADERS_MAX = 64
+#: Of AMQP 0.9.1, as RabbitMQ's tools name them.
+PROPERTIES_OF_TEXT = (
+    "content_type", "content_encoding", "correlation_id", "reply_to", "message_id", "type", "app_id", "user_id",
+)  # fmt: skip
+PROPERTIES_OF_NUMBERS = {"delivery_mode": range(1, 3), "priority": range(256), "timestamp": range(2**40)}
 CONFIRM_WAIT_S = 10.0  # longer than a sync, or an interval and a PUT of the object store
 _LOOK_AGAIN_S = 0.005
 DEFAULT_EXCHANGE = "amq.default"  # RabbitMQ's: its routing keys are the names of queues
@@ -168,10 +173,36 @@ def publish(api: Api, call: Call) -> Answer:
     record = api.metadata.find_stream(vhost, name)
     if record is None:
         return Answer(200, {"routed": False})
-    encoding = text(call, "payload_encoding", "string")
-    content_type = properties.get("content_type", "")
-    _publish(api, call, record, text(call, "payload"), encoding, properties.get("headers") or {}, content_type)
+    encoding, headers = text(call, "payload_encoding", "string"), properties.pop("headers", None) or {}
+    kept = {"exchange": "", "routing_key": name, **_checked(properties, call.caller.name)}
+    content_type = kept.get("content_type", "")
+    _publish(api, call, record, text(call, "payload"), encoding, headers, content_type, kept)
     return Answer(200, {"routed": True})
+
+
+def _checked(properties: dict[str, Any], user: str) -> dict[str, Any]:
+    """RabbitMQ's properties of a message, without those that are null.  Raises Refused for what cannot be kept."""
+    kept = {name: value for name, value in properties.items() if value is not None}
+    for name, value in kept.items():
+        if name in PROPERTIES_OF_TEXT:
+            needed = "" if isinstance(value, str) and value.isprintable() else "printable text"
+        elif name == "expiration":
+            fits = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10
+            needed = "" if fits and int(value) < 2**32 else "text of milliseconds, at most 4294967295,"
+        elif name in PROPERTIES_OF_NUMBERS:
+            numbers = PROPERTIES_OF_NUMBERS[name]
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            needed = "" if is_number and value in numbers else f"a number from {numbers.start} to {numbers.stop - 1}"
+        else:
+            known = ", ".join((*PROPERTIES_OF_TEXT, *PROPERTIES_OF_NUMBERS, "expiration", "headers"))
+            raise bad_request(f"the property {name!r} cannot be kept; these can: {known}")
+        if needed:
+            raise bad_request(f"the property {name} is {value!r}: {needed} is needed")
+    if not kept.get("content_encoding", "").isascii():
+        raise bad_request("the property content_encoding must be ASCII")
+    if kept.get("user_id", user) != user:
+        raise bad_request(f"the property user_id is {kept['user_id']!r}, and this is user {user!r}")
+    return kept
 
 
 def publish_one(api: Api, call: Call) -> Answer:
@@ -183,7 +214,14 @@ def publish_one(api: Api, call: Call) -> Answer:
 
 
 def _publish(
-    api: Api, call: Call, record: StreamRecord, body: str, encoding: str, headers: Any, content_type: Any
+    api: Api,
+    call: Call,
+    record: StreamRecord,
+    body: str,
+    encoding: str,
+    headers: Any,
+    content_type: Any,
+    properties: dict[str, Any] | None = None,
 ) -> int | None:
     """The offset, None where nobody knows it: it went to the dead-letter queue. Raises Refused, NoAnswer."""
     api.require_rights(call, record.vhost, write=[record.name])
@@ -196,7 +234,7 @@ def _publish(
         raise bad_request(f"headers must be an object of at most {HEADERS_MAX} texts")
     if not isinstance(content_type, str) or not content_type.isascii() or not content_type.isprintable():
         raise bad_request(f"content_type must be plain text, but is {content_type!r}")
-    words = [*headers, *headers.values(), content_type]
+    words = [*headers, *headers.values(), content_type, *(str(value) for value in (properties or {}).values())]
     size = sum(len(word.encode(errors="surrogatepass")) for word in words)
     if size > HEADERS_BYTES_MAX or not all(word.isprintable() for word in words):
         raise bad_request(f"headers have {size} bytes: at most {HEADERS_BYTES_MAX} are needed, that can be printed")
@@ -210,6 +248,7 @@ def _publish(
         body=base64.b64encode(content).decode(),
         headers=headers,
         content_type=content_type,
+        properties=properties,
         peer=f"user {call.caller.name} over HTTP",
     )
     if wait_us := begun.get("wait_us"):
