@@ -272,6 +272,7 @@ def test_a_broker_that_is_not_there_is_one_line_and_a_hint(run):
     assert result.exit_code == 1
     assert result.stderr.startswith("vibemq: 127.0.0.1:1: could not connect: ")
     assert "hint: Does the broker run" in result.stderr
+    assert "A broker in maintenance takes no connection either: `vibemq ctl status`" in result.stderr
 
 
 def test_a_password_is_never_asked_for_without_a_terminal(run):

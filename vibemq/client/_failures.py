@@ -132,6 +132,14 @@ def wrong_door(wanted: str, heard: bytes = b"") -> str:
     return f"Is this the {wanted} port? {doors}"
 
 
+def no_broker_hint(protocol: str) -> str:
+    """Return the questions to ask where nothing takes a connection."""
+    return (
+        f"Does the broker run, is this its {protocol} port, and can this machine reach it? A broker in maintenance "
+        "takes no connection either: `vibemq ctl status`, on its machine, says so."
+    )
+
+
 def is_known(heard: bytes) -> bool:
     """Return whether these first bytes say what answers there, which time does not change."""
     return any(heard.startswith(begin) for begin, _, _ in SPEAKERS)

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from vibemq import __version__
-from vibemq.client._failures import not_a_broker, refusal, wrong_door
+from vibemq.client._failures import no_broker_hint, not_a_broker, refusal, wrong_door
 from vibemq.client._native import Core
 from vibemq.client.settings import Settings
 from vibemq.errors import ConnectionClosed, ProtocolError, TimeoutExceeded, VibeMQError
@@ -51,7 +51,7 @@ def _no_way_hint(error: OSError) -> str:
         )
     if isinstance(error, ssl.SSLError):
         return f"Is this the port for TLS? {wrong_door('native')}"
-    return "Does the broker run, is this its native port, and can this machine reach it?"
+    return no_broker_hint("native")
 
 
 class Link(asyncio.Protocol):

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from vibemq.addresses import host_port, parse_host
+from vibemq.client._failures import no_broker_hint
 from vibemq.errors import ConnectionClosed, TimeoutExceeded
 
 WAIT_S_MAX = 86_400.0  # of one call of poll, which takes no infinity; who waits longer calls again
@@ -92,7 +93,7 @@ class Transport:
             why = f"no answer within {timeout_s:g} s" if ours else error.strerror or error
             raise ConnectionClosed(
                 f"{self.peer}: could not connect: {why}",
-                hint=f"Does the broker run, is this its {door} port, and can this machine reach it?",
+                hint=no_broker_hint(door),
             ) from error
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -107,7 +107,7 @@ def _driver(options: Options, tell: Tell) -> bool:
                 said = taken.server_properties
                 ours = taken.has_listings
         except BrokerAway as away:
-            raise BrokerAway(f"{away}; does the broker run, and is this its streams port?") from away
+            raise BrokerAway(f"{away}; is it the broker's streams port?") from away
         product = "VibeMQ" if ours else f"{said.get('product', 'a broker')} {said.get('version', '')}".strip()
         return f"{product} answers the driver in {1000 * (time.monotonic() - began):.1f} ms"
 
