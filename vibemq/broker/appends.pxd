@@ -2,11 +2,29 @@
 from libc.stdint cimport int64_t, uint64_t
 from vibemq.storage.core cimport batch, err, fault, log_appended
 from vibemq.storage.log cimport Log
+from vibemq.storage.meters cimport Meters
 
-cdef class Disk
-cdef class SpareBatches
 
-from vibemq.broker.stream cimport Stream
+# What appends to a log in one worker: a stream (stream.pyx).
+cdef class Appender:
+    cdef readonly str name
+    cdef readonly Log log
+    cdef batch *batch               # what this turn publishes; NULL while that is nothing
+    cdef list waiting               # users with entries in the batch
+    cdef Disk disk
+    cdef Appends appends            # batches that are appended later; None: there was none yet
+    cdef readonly int handed        # how many there are now
+    cdef readonly uint64_t handed_records
+
+    # `appends`, made if need be.
+    cdef Appends later(self)
+    # Append the batch, or have a helper thread append it while the disk is slow; it may stay open then.
+    cdef int persist(self) except -1
+    # Users of the batch are told that it is appended later; `share`: the part of each, in bytes.
+    cdef int hand(self, list users, size_t share) except -1
+    # The batch was appended, or (e) was not; `handed`: its users were told that it would be later.
+    cdef int appended(self, batch *appended_batch, list users, bint handed, err e, fault *f, log_appended *done,
+                      int64_t began_us) except -1
 
 
 # A batch that is appended later than its messages came: by a helper thread, or (a full one) when the input of its
@@ -27,7 +45,8 @@ cdef class HandedBatch:
 
 # Of one stream: its batches that are appended later, one at a time.
 cdef class Appends:
-    cdef Stream stream
+    cdef Appender stream
+    cdef Disk disk
     cdef object queue               # deque of HandedBatch
     cdef bint started               # a helper thread has the first one, or the thread that was replaced
     cdef readonly uint64_t records, size
@@ -45,10 +64,14 @@ cdef class Appends:
     cdef list users(self)
 
 
+# Of one worker.
 cdef class Disk:
+    cdef object helpers, resume
+    cdef Meters meters
+    cdef list full                  # streams with full batches
     cdef readonly int handed        # logs to which helper threads append now
     cdef bint may_yield             # the loop appends, and nothing else of the turn is half done
-    cdef Stream appending           # whose batch it appends then,
+    cdef Appender appending         # whose batch it appends then,
     cdef bint is_kept               # which is the first one of its queue, and not the open one
     cdef HandedBatch taken          # that batch, once another thread has taken the loop over
 

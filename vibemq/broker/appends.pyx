@@ -20,13 +20,14 @@ its connection is not read above these limits.  Above HANDED_BYTES_MAX of one lo
 import logging
 from collections import deque
 
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from posix.unistd cimport usleep
 
-from vibemq.broker.stream cimport StreamUser
 from vibemq.storage cimport core
 from vibemq.storage.calls cimport CALL_STALLED_MS, calls_have_stalled, calls_first_ms, calls_replace
-from vibemq.storage.core cimport ERR_BUSY, OK
+from vibemq.storage.core cimport ERR_BUSY, OK, batch, err, fault, log_appended
+from vibemq.storage.meters cimport Meters
 
 from vibemq.once_a_minute import OnceAMinute
 
@@ -48,6 +49,23 @@ class Displaced(BaseException):
     """Another thread has taken the loop over, with all that the turn had still to do."""
 
 
+cdef class Appender:
+    cdef Appends later(self):
+        if self.appends is None:
+            self.appends = Appends(self)
+        return self.appends
+
+    cdef int persist(self) except -1:
+        return 0
+
+    cdef int hand(self, list users, size_t share) except -1:
+        return 0
+
+    cdef int appended(self, batch *appended_batch, list users, bint handed, err e, fault *f, log_appended *done,
+                      int64_t began_us) except -1:
+        return 0
+
+
 cdef class HandedBatch:
     def append(self):
         """In a helper thread."""
@@ -63,8 +81,8 @@ cdef class HandedBatch:
 
 
 cdef class Appends:
-    def __init__(self, Stream stream):
-        self.stream, self.queue = stream, deque()
+    def __init__(self, Appender stream):
+        self.stream, self.disk, self.queue = stream, stream.disk, deque()
 
     cdef int add(self, bint must, bint sealed) except -1:
         if self.queue and not must:
@@ -76,11 +94,11 @@ cdef class Appends:
         if self.size + self.stream.batch.size > KEPT_BYTES_MAX:
             return self.stream.persist()
         self._take(HandedBatch(), False)
-        self.stream.table.full.append(self.stream)
+        self.disk.full.append(self.stream)
         return 0
 
     cdef int append_here(self) except -1:
-        cdef Disk disk = self.stream.table.disk
+        cdef Disk disk = self.disk
         cdef HandedBatch handed
         cdef bint may_yield = disk.may_yield
         disk.may_yield = False  # what is told to users may append more, in the middle of it
@@ -104,12 +122,11 @@ cdef class Appends:
         return 0
 
     cdef int _take(self, HandedBatch handed, bint sealed) except -1:
-        cdef Stream stream = self.stream
-        cdef StreamUser user
+        cdef Appender stream = self.stream
         cdef size_t share
         handed.raw, stream.batch = stream.batch, NULL
         handed.sealed, handed.log = sealed, stream.log
-        handed.began_us = stream.table.meters.turn_us
+        handed.began_us = self.disk.meters.turn_us
         handed.records, handed.size = handed.raw.records, handed.raw.size
         waiting, stream.waiting = stream.waiting, []
         self.records += handed.records
@@ -122,8 +139,7 @@ cdef class Appends:
             says_full.say(stream.name, "stream %s: %d bytes of messages wait for a slow disk: its publishers are not read "
                           "until they are written", stream.name, self.size)
         handed.users = waiting
-        for user in waiting:
-            user.on_handed(share)
+        stream.hand(waiting, share)
         self.queue.append(handed)
         return 0
 
@@ -133,15 +149,15 @@ cdef class Appends:
     cdef int _start(self) except -1:
         cdef HandedBatch handed = self.queue[0]
         self.started = True
-        self.stream.table.disk.handed += 1
-        self.stream.table.helpers.submit_append(handed.append, self.done)
+        self.disk.handed += 1
+        self.disk.helpers.submit_append(handed.append, self.done)
         return 0
 
     def done(self, _, error):
         """In the loop, after `_start`."""
         cdef HandedBatch handed = self.queue.popleft()
         self.started = False
-        self.stream.table.disk.handed -= 1
+        self.disk.handed -= 1
         if self.queue:
             self._start()
         self._tell(handed)
@@ -150,7 +166,7 @@ cdef class Appends:
 
     cdef int _tell(self, HandedBatch handed) except -1:
         """What became of a batch that is not in the queue any more."""
-        cdef Stream stream = self.stream
+        cdef Appender stream = self.stream
         self.records -= handed.records
         self.size -= handed.size
         stream.handed -= 1
@@ -159,6 +175,10 @@ cdef class Appends:
 
 
 cdef class Disk:
+    def __init__(self, helpers, Meters meters, resume):
+        """``resume()``: have the next turn append to the streams to which this one has not."""
+        self.helpers, self.meters, self.resume, self.full = helpers, meters, resume, []
+
     cdef bint is_slow(self) noexcept:
         return self.handed > 0 or calls_have_stalled(QUIET_MS)
 
@@ -166,7 +186,7 @@ cdef class Disk:
         """Wait for some time, without the interpreter's lock.  If the loop is in a slow append then, and may yield, take the
         loop over for the calling thread, and return True."""
         cdef HandedBatch handed = HandedBatch()
-        cdef Stream stream
+        cdef Appender stream
         cdef Appends appends
         cdef int64_t ms
         with nogil:
@@ -185,8 +205,8 @@ cdef class Disk:
             appends._take(handed, True)
         appends.started = True
         self.handed += 1
-        stream.table.resume_persist()
-        stream.table.helpers.count_append()  # until `done`
+        self.resume()
+        self.helpers.count_append()  # until `done`
         calls_replace(True)
         return True
 
@@ -197,7 +217,7 @@ cdef class Disk:
     cdef int displaced(self) except -1:
         cdef Appends appends = self.appending.appends
         self.taken = self.appending = None
-        appends.stream.table.helpers.finish(appends.done)
+        self.helpers.finish(appends.done)
         raise Displaced
 
     @property

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from vibemq.broker.appends cimport Disk, SpareBatches
+from vibemq.broker.appends cimport Appender, Disk, SpareBatches
 from vibemq.broker.publisher_names cimport PublisherNames
 from vibemq.storage.core cimport batch, err, fault, log_appended
 from vibemq.storage.log cimport Log
@@ -32,19 +32,13 @@ cdef class StreamUser:
     cdef int failed(self, object problem) except -1
 
 
-cdef class Stream:
-    cdef readonly str virtual_host, name, incarnation
+cdef class Stream(Appender):
+    cdef readonly str virtual_host, incarnation
     cdef readonly uint32_t slot
-    cdef readonly Log log
-    cdef batch *batch               # what this turn publishes; NULL while that is nothing
     cdef batch *deduplicated        # while its users are told: the batch of which duplicates were dropped; NULL: of none
     cdef StreamTable table
     cdef readonly uint64_t duplicates  # dropped from the batch that was persisted last: offsets do not follow from places
     cdef uint32_t chunk_messages    # with what the next batch's chunks begin: they double while much is published
-    cdef list waiting               # users with entries in the batch
-    cdef object appends             # batches that are appended later (appends.pyx Appends); None: there was none yet
-    cdef readonly int handed        # how many there are now
-    cdef readonly uint64_t handed_records
     cdef list readers               # users to tell of news
     cdef set holders                # all users
     cdef dict unsynced              # users waiting for a sync (durability `disk`), in order
@@ -78,16 +72,10 @@ cdef class Stream:
     cdef uint64_t kept_below(self) noexcept
     # on_synced(what, ok) follows once the chunk is durable.  False: it is durable now, and on_synced is not called.
     cdef bint await_chunk(self, StreamUser user, object what, uint64_t chunk) except -1
-    # Append the batch, or have a helper thread append it while the disk is slow; it may stay open then.
-    cdef int persist(self) except -1
     # The batch is full: the next entry finds another one.
     cdef int next_batch(self) except -1
     # No batch stays open.
     cdef int finish_batch(self) except -1
-    cdef int _hand_over(self, bint must, bint sealed) except -1
-    # The batch was appended, or (e) was not; `handed`: its users were told that it would be later.
-    cdef int appended(self, batch *appended_batch, list users, bint handed, err e, fault *f, log_appended *done,
-                      int64_t began_us) except -1
     cdef int news(self) except -1
     cdef int _ring_readers(self, uint64_t others) except -1
     cdef bint _sync_due(self) noexcept
@@ -115,7 +103,6 @@ cdef class StreamTable:
     cdef list by_slot
     cdef list dirty
     cdef list persisting            # streams whose turn comes in `persist`, the next one last
-    cdef list full                  # streams with full batches
     cdef Py_ssize_t ticked          # how far the round of ticks has come
     cdef dict appending             # streams whose logs hold descriptors, longest first
     cdef SpareBatches spares

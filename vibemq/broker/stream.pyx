@@ -20,7 +20,7 @@ from functools import partial
 from libc.errno cimport EFBIG
 from libc.stdlib cimport free
 
-from vibemq.broker.appends cimport Appends, Disk, HandedBatch, SpareBatches
+from vibemq.broker.appends cimport Disk, HandedBatch, SpareBatches
 from vibemq.broker.publisher_names cimport PublisherNames
 from vibemq.storage cimport core
 from vibemq.storage.core cimport ERR_BUSY, ERR_DISK_FULL, OK, commit, err, fault, log_appended
@@ -81,7 +81,7 @@ cdef class Stream:
     def __init__(self, StreamTable table, record, str directory):
         self.virtual_host, self.name = record.vhost, record.name
         self.incarnation, self.slot = record.incarnation, record.slot
-        self.table = table
+        self.table, self.disk = table, table.disk
         self.waiting, self.readers, self.holders, self.unsynced = [], [], set(), {}
         self.log = Log(directory)
         self.is_disk_durable = self.log.is_disk_durable
@@ -182,51 +182,50 @@ cdef class Stream:
         cdef err e
         cdef HandedBatch taken
         if self.handed:
-            (<Appends> self.appends).append_here()
+            self.appends.append_here()
         if not self.waiting:
             return 0
         self.chunk_messages = core.batch_chunk_messages_next(self.batch)
-        if self.table.disk.is_slow():
-            return self._hand_over(False, False)
-        if self.table.disk.may_yield:
-            self.table.disk.may_yield, self.table.disk.appending, self.table.disk.is_kept = False, self, False
+        if self.disk.is_slow():
+            return self.later().add(False, False)
+        if self.disk.may_yield:
+            self.disk.may_yield, self.disk.appending, self.disk.is_kept = False, self, False
         with nogil:
             e = core.batch_seal(self.batch, &f)
             if e == OK:
                 e = core.log_append(self.log.raw, self.batch, &done, &f)
-        if self.table.disk.taken is not None:
-            taken = self.table.disk.taken
+        if self.disk.taken is not None:
+            taken = self.disk.taken
             taken.e, taken.f, taken.appended = e, f, done
-            return self.table.disk.displaced()
-        self.table.disk.appending = None
+            return self.disk.displaced()
+        self.disk.appending = None
         if e == ERR_BUSY:
-            return self._hand_over(True, True)
+            return self.later().add(True, True)
         appended_batch, self.batch = self.batch, NULL
         waiting, self.waiting = self.waiting, []
         return self.appended(appended_batch, waiting, False, e, &f, &done, self.table.meters.turn_us)
+
+    cdef int hand(self, list users, size_t share) except -1:
+        cdef StreamUser user
+        for user in users:
+            user.on_handed(share)
+        return 0
 
     def has_pending(self, str reference) -> bool:
         """Return whether messages of a publisher of that name are not appended yet, by this worker."""
         cdef list users = self.waiting[:]
         if self.appends is not None:
-            users += (<Appends> self.appends).users()
+            users += self.appends.users()
         return any(getattr(user, "reference", None) == reference.encode() for user in users)
 
     cdef int next_batch(self) except -1:
-        if self.table.disk.is_slow():
-            return self._hand_over(True, False)
+        if self.disk.is_slow():
+            return self.later().add(True, False)
         self.chunk_messages = core.batch_chunk_messages_next(self.batch)
-        if self.appends is None:
-            self.appends = Appends(self)
-        return (<Appends> self.appends).keep()
+        return self.later().keep()
 
     cdef int finish_batch(self) except -1:
-        return self._hand_over(True, False) if self.waiting and self.table.disk.is_slow() else self.persist()
-
-    cdef int _hand_over(self, bint must, bint sealed) except -1:
-        if self.appends is None:
-            self.appends = Appends(self)
-        return (<Appends> self.appends).add(must, sealed)
+        return self.later().add(True, False) if self.waiting and self.disk.is_slow() else self.persist()
 
     cdef int appended(self, batch *appended_batch, list users, bint handed, err e, fault *f, log_appended *done,
                       int64_t began_us) except -1:
@@ -513,8 +512,8 @@ cdef class StreamTable:
         self.helpers, self.log_directory = helpers, log_directory
         self.by_name = {}
         self.by_slot = [None] * core.DOORBELL_SLOTS_MAX
-        self.dirty, self.persisting, self.full = [], [], []
-        self.disk, self.spares = Disk(), SpareBatches()
+        self.dirty, self.persisting = [], []
+        self.disk, self.spares = Disk(helpers, self.meters, self.resume_persist), SpareBatches()
         self.appending = {}
         self.says = OnceAMinute(logger, logging.ERROR)
 
@@ -639,13 +638,13 @@ cdef class StreamTable:
     cdef int persist_full(self) except -1:
         """Append the full batches, between the inputs of two connections."""
         cdef Stream stream
-        while self.full:
-            stream = self.full.pop()
+        while self.disk.full:
+            stream = self.disk.full.pop()
             if not stream.handed:
                 continue
             self.disk.may_yield = True
             try:
-                (<Appends> stream.appends).append_here()
+                stream.appends.append_here()
             except Exception as problem:
                 faults.say_fault(problem, "stream %s: while persisting", stream.name)
             self.disk.may_yield = False

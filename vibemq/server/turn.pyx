@@ -232,7 +232,7 @@ cdef class Loop:
             self._hear(len(found), False, timeout_ms)
             for key, mask in found:
                 self._on_event(key.fd, (EPOLLIN if mask & READ else 0) | (EPOLLOUT if mask & WRITE else 0))
-                if self.table.full:
+                if self.table.disk.full:
                     self.table.persist_full()
             return 0
         n = self.fast.wait(timeout_ms)
@@ -240,7 +240,7 @@ cdef class Loop:
         self._hear(n, self.fast.interrupted, timeout_ms)
         for i in range(n):
             self._on_event(self.fast.ready[i].data.fd, self.fast.ready[i].events)
-            if self.table.full:
+            if self.table.disk.full:
                 self.table.persist_full()
         return 0
 
