@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -120,3 +121,18 @@ def test_an_orderly_restart_answers_what_it_stored_also_without_names(tmp_path: 
         for agent in agents:
             agent.join()
         assert stored(made) == {agent.name: list(range(agent.sent)) for agent in agents}
+
+
+def test_lines_that_a_full_queue_holds_are_refused_when_the_broker_ends(tmp_path: Path) -> None:
+    with restartable(tmp_path) as made:
+        http = Http(made.running)
+        options = {"queue_options": {"max_messages": 1, "overflow": 2}}
+        assert http.status("PUT", "queues", "/", "full", "definition", body=options) == 201
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(http.raw, "POST", "/api/queues/%2F/full/lines", b"1\n2\n3\n")
+            wait_until(lambda: http.get("stream", "/", "full", "messages")["next_offset"] == 1, "a message")
+            made.restart()
+            reply = sent.result()
+        assert (reply.status, reply.json["stored"]) == (503, 1)
+        assert [(each["first"], each["last"]) for each in reply.json["refused"]] == [(2, None)]
+        assert "restarted" in reply.json["reason"] and int(reply.headers["Retry-After"]) > 0

@@ -14,12 +14,12 @@ from vibemq.access.users import Authenticator as RealAuthenticator
 from vibemq.access.users import Verdict
 from vibemq.admin import http
 from vibemq.admin.api.calls import Answer
-from vibemq.config import Admin
+from vibemq.config import Admin, Server
 from vibemq.storage.metadata import Metadata
 
 
 class Api:
-    config = SimpleNamespace(streams=SimpleNamespace(login_failure_delay_s=0.2), admin=Admin())
+    config = SimpleNamespace(streams=SimpleNamespace(login_failure_delay_s=0.2), admin=Admin(), server=Server())
     metadata = None
 
 

@@ -51,6 +51,7 @@ HEALTH_THREADS_MAX = 1  # for each path: what is asked there while workers hang 
 HASH_THREADS_MAX = 2  # a flood of logins may take this much of the machine
 TOKEN_THREADS_MAX = 2  # they may wait for the provider's keys
 SHUTDOWN_TIMEOUT_S = 1.0
+STORING_S = 10.0  # at the end, for the confirms of lines
 CONNECTIONS_MAX = 1024  # of each port: a flood of connections must leave descriptors for `vibemq ctl`
 FILES_KEPT = 128  # descriptors for `vibemq ctl`, questions to workers and own files, if the limit of open files is low
 FIRST_REQUEST_S = 10.0  # who connects and says nothing for so long makes room for others
@@ -115,6 +116,8 @@ class Server:
         self._page = PageDoor(api, authenticator, self._caller, self._failed_login, in_thread)
         self._bodies, self._ctl_bodies = Bodies(), Bodies()
         self._ingest_bodies = Bodies(api.config.admin.ingest_body_max_bytes)
+        self._storing, self._all_stored = 0, asyncio.Event()  # requests whose lines workers store
+        self._all_stored.set()
         self._runners: list[web.AppRunner] = []
         self._servers: list[asyncio.Server | SecureServer] = []
         self._failures = Failures()
@@ -143,6 +146,9 @@ class Server:
     async def close(self) -> None:
         for server in self._servers:
             server.close()
+        with suppress(TimeoutError):  # workers that end store what they have begun: who is not told so sends it again
+            async with asyncio.timeout(min(STORING_S, self._api.config.server.shutdown_timeout_s / 2)):
+                await self._all_stored.wait()
         for runner in self._runners:
             await runner.cleanup()
         kinds = self._threads, self._ctl_threads, self._metrics_threads, self._ingest_threads, self._account_threads
@@ -183,7 +189,7 @@ class Server:
 
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", handler)
-        # Nothing is unpacked: a body of some bytes could become one of millions, also of who has not logged in.
+        # Nothing is unpacked here: a body of some bytes could become one of millions, also of who has not logged in.
         runner = web.AppRunner(application, access_log=None, auto_decompress=False, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         await runner.setup()
         self._runners.append(runner)
@@ -273,7 +279,16 @@ class Server:
                 header("Sequence", ""),
             )
             begun = await self._handled(self._ingest_threads, request, path, caller, request.query, {}, "", upload)
-        return begun if begun.pending is None else await begun.pending.answer()
+        if begun.pending is None:
+            return begun
+        self._storing += 1
+        self._all_stored.clear()
+        try:
+            return await begun.pending.answer()
+        finally:
+            self._storing -= 1
+            if not self._storing:
+                self._all_stored.set()
 
     async def _handled(self, threads: Executor, request: web.Request, path: str, *arguments: Any) -> Answer:
         method = "GET" if request.method == "HEAD" else request.method

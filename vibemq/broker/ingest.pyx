@@ -235,13 +235,21 @@ cdef class LinesJob(QueuePublisher):
         self._answer_if_done()
 
     def _too_late(self, now_ms):
-        if self.has_parked:
-            self._stop_parking()  # the parked line was the last one that was read
-            self.refuse_line(self.line, LATER, "there was no room for it within %d s" % (JOB_MS // 1000))
         if self.client.held & PAUSE_RATE:
-            self.stop(RATE, "publish-rate did not allow more within %d s" % (JOB_MS // 1000))
+            self._give_up(RATE, "publish-rate did not allow more within %d s" % (JOB_MS // 1000))
         else:
-            self.stop(LATER, "it was not its turn within %d s" % (JOB_MS // 1000))
+            self._give_up(LATER, "there was no room for it within %d s" % (JOB_MS // 1000))
+
+    def end(self):
+        """This worker ends: what is added already is still confirmed."""
+        self._give_up(LATER, "the broker or a worker of it is restarted")
+
+    cdef int _give_up(self, str kind, str why) except -1:
+        if self.has_parked:
+            self._stop_parking()
+            self.refuse_line(self.line, kind, why)  # the parked line was the last one that was read
+        self.stop(kind, why)
+        return 0
 
     def stop(self, kind, why):
         """Add no more: refuse all lines that were not read yet."""

@@ -53,7 +53,7 @@ class Inquiries:
         self._loop, self._broker = loop, broker
         self._published: dict[int, dict[str, object]] = {}  # by ticket: what became of a message
         self._fds: list[int] = []  # that came with the question
-        self._jobs: dict[object, tuple[str, str, str]] = {}  # lines of HTTP requests: for whom and into what
+        self._jobs: dict[Any, tuple[str, str, str]] = {}  # lines of HTTP requests: for whom and into what
         self._tickets = itertools.count(1)
 
     def answer_one(self) -> None:
@@ -233,6 +233,11 @@ class Inquiries:
             raise
         self._jobs[job] = into
         return {}
+
+    def end_jobs(self) -> None:
+        """This worker ends: what rate limits and full queues hold back is refused, so that its sender is told."""
+        for job in list(self._jobs):
+            job.end()
 
     @property
     def has_jobs(self) -> bool:

@@ -284,6 +284,8 @@ class Worker:
         deadline = time.monotonic() + timeout_s
         self.queues.ending = True
         self.loop.drain()
+        if self.inquiries is not None:
+            self.inquiries.end_jobs()
         turned_s = time.monotonic()
         while (self.loop.connections or self.helpers.running or self._has_jobs()) and turned_s < deadline:
             self.substitute.turn()
