@@ -2,11 +2,15 @@
 """Users, virtual hosts, permissions and policies over HTTP: status codes and contents as RabbitMQ's."""
 
 import base64
+import time
 
 import pytest
 from http_caller import Http
 from peers.streams import connected
 
+from vibemq.access.scopes import TokenAccess
+from vibemq.admin.api.answering import missing_tag
+from vibemq.admin.api.calls import ADMINISTRATOR, MANAGEMENT, Caller
 from vibemq.protocols.streams.spec import Code, Key
 
 ALL = {"configure": ".*", "write": ".*", "read": ".*"}
@@ -115,6 +119,12 @@ def test_tags_say_what_a_user_may_ask(user):
     }.items():
         who = user(tags)
         assert [who.status(*each) for each in asked] == statuses, tags
+
+
+def test_who_comes_by_a_token_and_lacks_a_tag_is_told_of_the_provider():
+    access = TokenAccess("app", ((), ()), 1e12, time.time)
+    reason = missing_tag(Caller("app", MANAGEMENT, (), access=access), ADMINISTRATOR)
+    assert "rabbitmq.tag:administrator" in reason and "set_user_tags" not in reason
 
 
 def test_who_lacks_a_tag_is_told_which_and_how_it_comes(user):

@@ -75,5 +75,7 @@ def missing_tag(caller: Caller, level: int) -> str:
     """RabbitMQ's words for what the caller is not, and how it may become that."""
     tag = {MANAGEMENT: "management", MONITORING: "monitoring"}.get(level, "administrator")
     said = "Not administrator user" if level == ADMINISTRATOR else "User not authorised"
+    if caller.access is not None:
+        return f"{said}: its token has no tag '{tag}' (a scope such as rabbitmq.tag:{tag}), which its provider gives"
     command = shlex.join(["vibemq", "ctl", "set_user_tags", caller.name, *caller.tags, tag])
     return f"{said}: it has no tag '{tag}', which `{command}` gives"

@@ -112,7 +112,7 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
             require(hub, Operation.Publish, letters)
         if is_stream(find(hub, name)):  # it would become one
             raise HubError(
-                ErrorCode.PRECONDITION_FAILED, f"'{name}' exists as a stream; choose another name, or delete it first."
+                ErrorCode.PRECONDITION_FAILED, f"'{name}' exists as a stream; choose another name."
             )
         work = partial(catalog.create_queue, DEFAULT_VHOST, name, stored, by=author(hub.client))
 
@@ -136,7 +136,7 @@ def create_queue(call: Call, name: str, options: dict[str, Any] | None) -> Any:
         if other is not None:
             raise HubError(
                 ErrorCode.PRECONDITION_FAILED,
-                f"Queue '{name}' exists with another {other}; ask QueueInfo which, or delete it first.",
+                f"Queue '{name}' exists with another {other}; QueueInfo says which. Give that, or choose another name.",
             )
 
     return call.in_helper(work, done)
