@@ -18,6 +18,7 @@ from vibemq.admin.page.rings import POINT_S, POINTS, STREAMS_MAX, History
 from vibemq.admin.page.sampler import LIVE_S, Sample, Sampler, Seen
 from vibemq.config import Config
 from vibemq.storage.figures import LogFigures
+from vibemq.storage.ledger import QueueStats
 from vibemq.storage.metadata import Metadata
 
 EVERYTHING = Caller("ada", ADMINISTRATOR, ("administrator",))
@@ -131,6 +132,16 @@ def test_rates_are_messages_by_time_and_nothing_is_invented(api, logs):
     assert api.sampler.sample.totals["published"] == 0  # nobody knows when that was
     times = api.sampler.broker_history(0)
     assert times["series"]["published"] == [10, 5, 0, 0] and times["end"] == 4
+
+
+def test_what_streams_retain_is_no_backlog_of_queues(api, logs, monkeypatch):
+    stream, queue = made(api, "s"), api.metadata.create_stream("/", "q", {}, "os", 100, lambda record: None, {})
+    logs[stream.directory], logs[queue.directory] = at(70), at(50)
+    waiting = QueueStats(5, 2, *[0] * (len(QueueStats._fields) - 2))
+    monkeypatch.setattr(sampling, "queue_stats", lambda directory, next_offset: waiting)
+    api.sampler.look(1.0)
+    totals = api.sampler.sample.totals
+    assert (totals["ready"], totals["unacked"], totals["retained"]) == (5, 2, 70)
 
 
 def test_a_stream_that_is_used_has_a_history_and_one_that_is_looked_at_gets_one(api, logs):

@@ -19,7 +19,7 @@ from vibemq.admin.api.calls import MONITORING, Call, Refused, bad_request
 from vibemq.admin.api.connections import PROTOCOLS, protocol_of
 from vibemq.admin.api.health import is_drained, memory_of, stalled
 from vibemq.admin.api.service import Api
-from vibemq.admin.page.sampler import RATES, Sample, Sampler, Seen
+from vibemq.admin.page.sampler import RATES, Sample, Sampler, Seen, messages_in
 from vibemq.errors import StorageError
 from vibemq.storage.offsets import StoredOffsets
 
@@ -102,8 +102,7 @@ def _pace(seen: Seen) -> float:
 def _totals(seen: list[Seen]) -> dict[str, float]:
     return {
         **{name: sum(getattr(one, f"{name}_rate") for one in seen) for name in RATES},
-        "ready": sum(one.ready for one in seen),
-        "unacked": sum(one.unacked for one in seen),
+        **messages_in(seen),
     }
 
 

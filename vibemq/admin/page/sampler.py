@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -36,7 +36,7 @@ SHARE_MAX = 0.05  # of one processor, for looking
 LISTINGS_MAX = 1000  # of segments, in one look: a tenth of a millisecond each
 RATES = ("published", "delivered", "acked", "lost")
 STREAM_SERIES = (*RATES, "ready", "unacked")
-BROKER_SERIES = (*STREAM_SERIES, "connections", "memory")
+BROKER_SERIES = (*STREAM_SERIES, "retained", "connections", "memory")
 _END_S = 0.2  # for the thread, at the end: what it waits for then, nobody wants
 
 log = logging.getLogger("vibemq.admin")
@@ -208,8 +208,7 @@ class Sampler:
         moved["delivered"] += _delivered(workers, before.workers)
         totals = {
             **{name: moved[name] / elapsed_s if elapsed_s else 0.0 for name in RATES},
-            "ready": sum(seen.ready for seen in streams.values()),
-            "unacked": sum(seen.unacked for seen in streams.values()),
+            **messages_in(streams.values()),
             "connections": sum(worker["connections"] for worker in workers),
             "memory": memory_of(self._api)[0],
             "disk_free": disk_free(self._api),
@@ -254,6 +253,15 @@ class Sampler:
                 rates = {name: moved[name] / since_s for name in RATES}
                 self._history.put(self.sample.at_ms / 1000, {**self.sample.totals, **rates}, points)
         self._point = self.sample
+
+
+def messages_in(everything: Collection[Seen]) -> dict[str, int]:
+    """What waits in queues and is in flight, and what streams retain, which nobody need consume."""
+    return {
+        "ready": sum(seen.ready for seen in everything if seen.queue is not None),
+        "unacked": sum(seen.unacked for seen in everything),
+        "retained": sum(seen.ready for seen in everything if seen.queue is None),
+    }
 
 
 def _count_segments(seen: Seen) -> None:

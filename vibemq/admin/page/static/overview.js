@@ -44,6 +44,7 @@ export const RATES = [
   { name: "delivered", label: "delivered", tone: "two" },
   { name: "acked", label: "acked", tone: "three" },
 ]
+const RETAINED = [{ name: "retained", label: "retained", tone: "one" }]
 export const LOSSES = [{ name: "lost", label: "dropped or refused", tone: "three" }]
 export const BACKLOG = [
   { name: "ready", label: "waiting", tone: "one" },
@@ -88,8 +89,9 @@ export const overview = {
         tile("Delivered", rate(totals.delivered), "/s"),
         tile("Acknowledged", rate(totals.acked), "/s"),
         lostTile(totals.lost),
-        tile("Waiting", brief(totals.ready)),
+        tile("Waiting", brief(totals.ready), "", "in queues"),
         tile("In flight", brief(totals.unacked)),
+        tile("Retained", brief(totals.retained), "", "in streams"),
         totals.connections !== undefined && tile("Connections", count(totals.connections)),
         tile("Streams", count(found.streams)),
         tile("Queues", count(found.queues)),
@@ -100,7 +102,8 @@ export const overview = {
           { class: "charts" },
           chart({ title: "Messages a second", history, lines: RATES, format: rate }),
           chart({ title: "Dropped or refused a second", history, lines: LOSSES, format: rate }),
-          chart({ title: "Messages kept", history, lines: BACKLOG, format: brief }),
+          chart({ title: "Messages in queues", history, lines: BACKLOG, format: brief }),
+          chart({ title: "Messages in streams", history, lines: RETAINED, format: brief }),
           chart({
             title: "Connections",
             history,
