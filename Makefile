@@ -29,6 +29,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 RUN_ARGS ?=
 SOAK_ROUNDS ?= 30
+COMMA := ,
 CC := $(shell command -v gcc || command -v cc || echo gcc)
 
 # What Cython has translated, for every build of the same sources: the tests make a wheel.
@@ -142,27 +143,32 @@ requirements:
 	    { echo "make: Python's headers are missing (Debian: apt-get install python3-dev)"; exit 1; }
 	@command -v $(CC) >/dev/null || { echo "make: a C compiler is missing (Debian: apt-get install gcc libc6-dev)"; exit 1; }
 
+# What a stage is called, and its commands: one line with its time.  Their output goes to a file in build/, whose end is
+# shown if they fail.
+define stage
+	@mkdir -p build; log=build/make-$(patsubst .%,%,$(notdir $@)).log; began=$$(date +%s); \
+	if ($(2)) >$$log 2>&1; then echo "$(1): $$(($$(date +%s) - began)) s"; \
+	else echo "$(1) failed; the end of $$log:"; tail -n 40 $$log; exit 1; fi
+	@touch $@
+endef
+INSTALL := VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install --no-build-isolation
+EXAMPLE := -r examples/ingest/requirements.txt
+
 $(VENV)/.made:
 	@$(MAKE) --no-print-directory requirements
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q "setuptools>=80" "cython>=3.1"
-	@touch $@
+	$(call stage,virtual environment in $(VENV),$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --upgrade pip \
+	    && $(BIN)/python -m pip install "setuptools>=80" "cython>=3.1")
 
 $(VENV)/.run: $(VENV)/.made pyproject.toml setup.py examples/ingest/requirements.txt
-	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local,remote]" -r examples/ingest/requirements.txt
-	@touch $@
+	$(call stage,packages that it needs,$(INSTALL) -e ".[spark-local$(COMMA)remote]" $(EXAMPLE))
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml setup.py examples/ingest/requirements.txt
-	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[spark-local,test]" -r examples/ingest/requirements.txt
-	@touch $@
+	$(call stage,packages that the tests need,$(INSTALL) -e ".[spark-local$(COMMA)test]" $(EXAMPLE))
 
 $(VENV)/.docs: $(VENV)/.made pyproject.toml setup.py
-	VIBEMQ_ONLY_REGISTER=1 $(BIN)/python -m pip install -q --no-build-isolation -e ".[docs]"
-	@touch $@
+	$(call stage,packages that the documents need,$(INSTALL) -e ".[docs]")
 
 # Only what has changed is built again.
 $(VENV)/.built: $(SOURCES) setup.py | $(VENV)/.made
-	@echo "compiling: a minute and a half on two cores that do nothing else, and nothing is shown of the C part"
-	$(BIN)/python setup.py -q build_ext --inplace
-	@touch $@
+	@echo "compiling, which takes two to four minutes on two cores the first time"
+	$(call stage,compiling,$(BIN)/python setup.py build_ext --inplace)

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BUSIEST_COUNT = 5
+#: In the plot, points further apart are not joined: there is a sample a second, and five of the progress.
+SAMPLES_APART_S_MAX, HISTORY_APART_S_MAX = 2.5, 2.0
 PLAIN_LINE_SECONDS = 3.0  # where nothing can be redrawn, a line this often
 
 
@@ -137,7 +140,8 @@ def plot(job: Job, spark: SparkSession, progress: Progress) -> Path | None:
     start = progress.published_at
     upper: Any = axes[0][0]
     times = [each[0] - start for each in progress.history]
-    upper.plot(times, [each[1] for each in progress.history], label="confirmed by the broker")
+    confirmed = with_gaps([(each[0] - start, each[1]) for each in progress.history], HISTORY_APART_S_MAX)
+    upper.plot([second for second, _ in confirmed], [count for _, count in confirmed], label="confirmed by the broker")
     upper.step(times, [each[2] for each in progress.history], where="post", label="written to Parquet")
     upper.set(title=f"stream {job.stream}", ylabel="messages")
     upper.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -147,6 +151,7 @@ def plot(job: Job, spark: SparkSession, progress: Progress) -> Path | None:
         lower: Any = axes[1][0]
         zero = progress.started_at + start
         for device, points in sorted(busy.items()):
+            points = with_gaps(points, SAMPLES_APART_S_MAX)
             lower.plot([second - zero for second, _ in points], [share for _, share in points], label=device)
         lower.set(title="processor time not idle, from the Parquet", ylabel="%", ylim=(0, 105))
         lower.legend(loc="lower right", ncols=4)
@@ -156,6 +161,16 @@ def plot(job: Job, spark: SparkSession, progress: Progress) -> Path | None:
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
     return file
+
+
+def with_gaps(points: Sequence[tuple[float, float]], apart_s_max: float) -> list[tuple[float, float]]:
+    """The points, with one that is not drawn where two lie further apart: no line across missing samples."""
+    found: list[tuple[float, float]] = []
+    for second, value in points:
+        if found and second - found[-1][0] > apart_s_max:
+            found.append(((found[-1][0] + second) / 2, math.nan))
+        found.append((second, value))
+    return found
 
 
 def _busy_processors(job: Job, spark: SparkSession) -> dict[str, list[tuple[float, float]]]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
 
 import pytest
@@ -13,7 +14,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 
 from ingest import ingest
 from job import Progress
-from report import Line, busy_shares
+from report import Line, busy_shares, with_gaps
 from telemetry import Sampler
 
 FILES = {
@@ -85,6 +86,12 @@ def test_this_host_has_a_bounded_number_of_metrics():
     assert len(sampler.sweep("streams")) > 50
     assert len(sampler.tallies) < 50, "Parquet is partitioned by metric"
     sampler.close()
+
+
+def test_no_line_is_drawn_across_missing_samples():
+    joined = with_gaps([(0.0, 1.0), (1.0, 2.0), (5.0, 3.0), (6.0, 4.0)], 2.0)
+    assert [second for second, _ in joined] == [0.0, 1.0, 3.0, 5.0, 6.0]
+    assert [math.isnan(value) for _, value in joined] == [False, False, True, False, False]
 
 
 def test_busy_shares():
