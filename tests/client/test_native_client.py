@@ -400,6 +400,14 @@ def test_a_payload_can_be_decoded_as_a_type(client):
     assert next(client.consume("q")).decode(Order) == Order(3)
 
 
+def test_a_printed_message_shows_how_its_payload_begins(client):
+    client.publish_many("q", [{"number": 3}, "x" * 1000])
+    consumer = client.consume("q")
+    short, long = repr(next(consumer)), repr(next(consumer))
+    assert """payload='{"number":3}')""" in short
+    assert "xxx'... of 1002 bytes" in long and len(long) < 250
+
+
 def test_a_message_without_a_payload_is_none(server, client):
     server.queues["q"] = Queue()
     server.queues["q"].waiting.append((b"m", None, {}, 0))

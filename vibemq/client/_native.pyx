@@ -40,6 +40,7 @@ cdef enum:
     ID_AT = 9  # in a frame: behind its header, version, type and the id's length
     PLACE_BITS = 20  # of the number; the other 44 last two years for a batch every 4 us
     BATCH_BYTES_FIRST = 4096
+    SHOWN_BYTES = 80  # of a payload, where a message is printed
 
 cdef bytes NOT_IN_HAND = b"false"  # the payload of a Holding: the program had the message, and has it no more
 cdef uint32_t NOT_IN_HAND_SIZE = <uint32_t>len(NOT_IN_HAND)
@@ -339,7 +340,9 @@ cdef class Message:
             self.core.on_settle(self, None, in_hand)
 
     def __repr__(self):
-        return f"Message(queue={self.queue!r}, id={self.id!r}, attempts={self.attempts}, raw={len(self.raw)} B)"
+        cdef bytes begin = self.raw[:SHOWN_BYTES]
+        cdef str shown = repr(begin)[1:] + (f"... of {len(self.raw)} bytes" if len(self.raw) > SHOWN_BYTES else "")
+        return f"Message(queue={self.queue!r}, id={self.id!r}, attempts={self.attempts}, payload={shown})"
 
 
 # ---- what one client knows ----
