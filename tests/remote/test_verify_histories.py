@@ -21,7 +21,7 @@ from vibemq import config
 from vibemq.remote import opening, pruning, verifying
 from vibemq.remote.bucket import Bucket
 from vibemq.remote.epochs import Epochs
-from vibemq.remote.objects import Kind, offsets_section, write_ahead_key
+from vibemq.remote.objects import ON_THEIR_WAY_MAX, Kind, offsets_section, write_ahead_key
 from vibemq.remote.verifying import verify
 from vibemq.storage import identity
 from vibemq.storage.metadata import Metadata
@@ -120,7 +120,7 @@ def test_verify_names_an_object_that_was_deleted_from_the_middle(
 ) -> None:
     monkeypatch.setattr(verifying, "LOOK_AGAIN_S", 0.0)
     history = History(tmp_path)
-    history.write(9)
+    history.write(9 + ON_THEIR_WAY_MAX)  # with fewer behind it, it may never have been created
     history.delete_front(3)
     key = write_ahead_key("vibemq", history.epoch, 6)
     asyncio.run(history.bucket.delete([key]))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from vibemq.errors import RemoteError
 from vibemq.remote.bucket import Bucket, Listed, Missing, Taken
 from vibemq.remote.objects import (
+    ON_THEIR_WAY_MAX,
     RETIRED_PREFIX,
     Damaged,
     Kind,
@@ -167,7 +168,8 @@ class Epochs:
 
         It confirms in order but creates out of turn, so the seal goes into the first gap. It also deletes from the
         front: where there are objects behind the seal, that gap may have been one of those, and so another seal goes
-        into the next gap, and so on until one is behind them all.
+        into the next gap, and so on until one is behind them all. What is missing before more objects than may be on
+        their way was deleted; `vibemq remote verify` names it.
         """
         body = seal_section(broker=self.name, epoch=epoch, writer=self.writer, data=self.identity)
         sealed = -1
@@ -258,9 +260,12 @@ async def seals_among(bucket: Bucket, objects: list[Listed]) -> set[str]:
 
 
 def _first_gap(numbers: list[int], number: int) -> int:
-    """Return the first number from ``number`` on that is not among these, which rise."""
-    for there in numbers:
-        if there != number:
+    """Return the first number from ``number`` on that is not among these, which rise.
+
+    With at most ON_THEIR_WAY_MAX of them behind it, except for ``number`` itself.
+    """
+    for at, there in enumerate(numbers):
+        if there != number and (at == 0 or len(numbers) - at <= ON_THEIR_WAY_MAX):
             break
-        number += 1
+        number = there + 1
     return number

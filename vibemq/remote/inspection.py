@@ -20,7 +20,7 @@ from vibemq.config import Remote
 from vibemq.errors import RemoteError, UserError, VibeMQError
 from vibemq.remote.bucket import Bucket, Listed
 from vibemq.remote.epochs import seals_among
-from vibemq.remote.objects import FORMAT_KEY, PROBE_PREFIX, Kind, Place, from_json, read_place
+from vibemq.remote.objects import FORMAT_KEY, ON_THEIR_WAY_MAX, PROBE_PREFIX, Kind, Place, from_json, read_place
 from vibemq.remote.opening import catch_up, fences_among, newest_snapshot, restore_metadata
 from vibemq.remote.stubs import history
 from vibemq.storage.metadata import Metadata
@@ -34,8 +34,6 @@ _NAMES: tuple[tuple[re.Pattern[str], Kind], ...] = (
     (re.compile(r"retired/([A-Za-z0-9_-]+)/(\d{8})-[0-9a-f]{16}"), Kind.RETIRED),
     (re.compile(r"wal/([A-Za-z0-9_-]+)/(\d{8})/(\d{16})"), Kind.WRITE_AHEAD),
 )
-#: So many write-ahead objects may be on their way at a time (remote.puts_max), and arrive in any order.
-ON_THEIR_WAY_MAX = 64
 OF_SUFFIX = {"segment": Kind.SEGMENT, "index": Kind.INDEX, "tracking": Kind.TRACKING}
 
 

@@ -124,6 +124,8 @@ def to_json(**fields: object) -> bytes:
 # ---- names ----
 
 FORMAT_KEY = "format"
+#: So many write-ahead objects may be on their way at a time (remote.puts_max), and arrive in any order.
+ON_THEIR_WAY_MAX = 64
 RETIRED_PREFIX = "retired/"  # lists of objects that a broker is deleting
 PROBE_PREFIX = "probe/"  # objects with which a start tests the store, and which it deletes
 _PLACE = re.compile(

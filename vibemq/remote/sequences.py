@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from vibemq.remote.inspection import ON_THEIR_WAY_MAX, Contents
+from vibemq.remote.inspection import Contents
 from vibemq.remote.objects import (
     FORMAT_KEY,
+    ON_THEIR_WAY_MAX,
     Kind,
     Place,
     change_key,
