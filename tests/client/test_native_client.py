@@ -403,9 +403,8 @@ def test_a_payload_can_be_decoded_as_a_type(client):
 def test_a_printed_message_shows_how_its_payload_begins(client):
     client.publish_many("q", [{"number": 3}, "x" * 1000])
     consumer = client.consume("q")
-    short, long = repr(next(consumer)), repr(next(consumer))
-    assert """payload='{"number":3}')""" in short
-    assert "xxx'... of 1002 bytes" in long and len(long) < 250
+    assert """payload='{"number":3}')""" in repr(next(consumer))
+    assert "xxx'... of 1002 bytes" in (long := repr(next(consumer))) and len(long) < 250
 
 
 def test_a_message_without_a_payload_is_none(server, client):
