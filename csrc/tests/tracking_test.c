@@ -308,7 +308,7 @@ static const char *flipped_log(void)
     batch_init(&b, NULL);
     for (uint64_t id = 1; id <= 40; id++) {
         for (int i = 0; i < 6; i++) {
-            char name[8];
+            char name[16];
             snprintf(name, sizeof name, "p%d", i);
             EXPECT_OK(help_add_tracked(&b, name, id, "message"));
         }
@@ -342,7 +342,7 @@ TEST(with_any_byte_of_the_table_flipped_nothing_is_confirmed_that_was_not_stored
         REQUIRE_OK(log_open(path, &l, NULL));
         /* Each publisher's last message once more, and a new one. */
         for (int i = 0; i < 6; i++) {
-            char name[8];
+            char name[16];
             snprintf(name, sizeof name, "p%d", i);
             EXPECT_OK(help_add_tracked(&b, name, id, "again"));
             EXPECT_OK(help_add_tracked(&b, name, id + 1, "new"));
