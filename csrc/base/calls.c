@@ -77,7 +77,7 @@ static void path_copy(char *out, const char *path)
         path += size - CALL_PATH_BYTES;
         size = CALL_PATH_BYTES;
     }
-    memcpy(out, path, size);
+    if (size) memcpy(out, path, size);
     out[size] = 0;
 }
 
