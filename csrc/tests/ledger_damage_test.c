@@ -50,7 +50,7 @@ static void flip(const char *path, size_t at, int bit)
     close(fd);
 }
 
-struct files { uint8_t page[LEDGER_CONTROL_BYTES], blocks[2][LEDGER_BLOCK_BYTES]; };
+struct files { _Alignas(struct ledger_control) uint8_t page[LEDGER_CONTROL_BYTES]; uint8_t blocks[2][LEDGER_BLOCK_BYTES]; };
 
 static void files_read(const char *d, struct files *files)
 {
