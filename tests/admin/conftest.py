@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One broker for all tests of the management API that leave it as they found it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from fixtures import shared_broker
@@ -33,3 +33,16 @@ def stream(http: Http, name: str) -> Iterator[str]:
     assert http.status("PUT", "queues", "/", name, body=STREAM) == 201
     yield name
     http.status("DELETE", "queues", "/", name)
+
+
+@pytest.fixture
+def queue(http: Http, name: str) -> Iterator[Callable[..., str]]:
+    """Make a queue with these options."""
+
+    def make(**options: object) -> str:
+        assert http.status("PUT", "queues", "/", name, "definition", body={"queue_options": options}) == 201
+        return name
+
+    yield make
+    http.status("DELETE", "queues", "/", name)
+    http.status("DELETE", "queues", "/", f"{name}.dlq")

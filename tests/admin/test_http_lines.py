@@ -42,19 +42,6 @@ def bodies(http: Http, name: str) -> list[str]:
     return [message["body"] for message in messages(http, name)]
 
 
-@pytest.fixture
-def queue(http: Http, name: str) -> Iterator[Any]:
-    """Makes one with these options."""
-
-    def make(**options: object) -> str:
-        assert http.status("PUT", "queues", "/", name, "definition", body={"queue_options": options}) == 201
-        return name
-
-    yield make
-    http.status("DELETE", "queues", "/", name)
-    http.status("DELETE", "queues", "/", f"{name}.dlq")
-
-
 def test_each_line_is_a_message_and_the_answer_comes_after_the_confirm(http, stream):
     reply = send(http, stream, b"one\ntwo\r\n\nthree")
     assert (reply.status, reply.json) == (200, {"stored": 3, "duplicates": 0})
@@ -440,7 +427,8 @@ def test_requests_that_a_full_queue_holds_keep_nobody_else_waiting(tmp_path):
             assert http.status("DELETE", "queues", "/", "full") == 204
             replies = [one.result() for one in sent]
         assert {reply.status for reply in replies} == {404}
-        assert sum(reply.json["stored"] for reply in replies) == 1
+        # A request that comes after the deletion is answered without a count.
+        assert sum(reply.json.get("stored", 0) for reply in replies) == 1
 
 
 def peak_bytes(pid: int) -> int:

@@ -32,19 +32,6 @@ def publishing(managed, stream):
         yield publisher
 
 
-@pytest.fixture
-def queue(http, name):
-    """Makes one with these options."""
-
-    def make(**options):
-        assert http.status("PUT", "queues", "/", name, "definition", body={"queue_options": options}) == 201
-        return name
-
-    yield make
-    http.status("DELETE", "queues", "/", name)
-    http.status("DELETE", "queues", "/", f"{name}.dlq")
-
-
 def test_what_is_published_is_looked_at_with_all_its_parts(http, stream):
     sent = {"headers": {"kind": "test", "ü": "ö"}, "content_type": "application/json"}
     assert publish(http, stream, '{"n": 1}', **sent).json == {"offset": 0}

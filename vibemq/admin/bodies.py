@@ -30,7 +30,10 @@ refusing = OnceAMinute(logging.getLogger("vibemq.admin"))
 
 
 class Bodies:
-    """Of some doors, for the loop's thread; two of the largest bodies fit into the budget."""
+    """The memory for request bodies: room for two bodies of the largest size.
+
+    Each HTTP listener has its own; for the thread of the event loop.
+    """
 
     def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
         self._body_bytes_max, self._bytes_max = body_bytes_max, 2 * body_bytes_max

@@ -98,7 +98,7 @@ class StreamsBroker(Broker):
         return where
 
     def connect(self, where: "Settings | None" = None) -> "StreamsConnection":  # type: ignore[override]
-        """Connect to `where`, which `address` has said once."""
+        """Connect to `where`, an earlier result of `address`: a missing password is asked for once only."""
         from vibemq.client.streams import StreamsConnection
 
         where = where or self.address()

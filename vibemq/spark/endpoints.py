@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell an endpoint that can never answer from a broker that is away for now.
+"""Distinguish an endpoint that can never answer from a broker that does not answer at the moment.
 
 Both look alike to one connection: it ends, or no host has that name.  Each endpoint is probed once in a process,
 without a login, before a query waits for `brokerDownTimeoutMs`.

@@ -49,7 +49,7 @@ OWNER = Caller("", ADMINISTRATOR, ("administrator",))
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A body that is no object of JSON, as it came, and headers that say what it is; "" for a missing one."""
+    """A request body that is not a JSON object, as received, and its headers; "" for a missing one."""
 
     body: bytes | bytearray
     content_type: str = ""
@@ -80,10 +80,11 @@ class Pending(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``body`` goes out as JSON, text as it is, None as nothing.
+    """``body`` is sent as JSON, text as it is, None as an empty body.
 
-    ``retry_s``: after how long it may be tried again, 0 where that is not said; ``pending`` gives what is sent
-    instead."""
+    ``retry_s``: the value of Retry-After, in seconds; 0: no such header.  ``pending``: gives the answer to send later
+    instead of this one.
+    """
 
     status: int
     body: Any = None

@@ -56,7 +56,7 @@ class Seen:
     published_rate: float = 0.0
     delivered_rate: float = 0.0
     acked_rate: float = 0.0
-    lost_rate: float = 0.0  # dropped, or refused by a full queue
+    lost_rate: float = 0.0  # messages dropped, or refused by a full queue
 
     @property
     def ready(self) -> int:
@@ -256,7 +256,7 @@ class Sampler:
 
 
 def messages_in(everything: Collection[Seen]) -> dict[str, int]:
-    """What waits in queues and is in flight, and what streams retain, which nobody need consume."""
+    """Count messages that wait in queues or are in flight, and apart from them the messages that streams retain."""
     return {
         "ready": sum(seen.ready for seen in everything if seen.queue is not None),
         "unacked": sum(seen.unacked for seen in everything),
@@ -275,8 +275,10 @@ def _count_segments(seen: Seen) -> None:
 
 
 def _moved(seen: Seen, old: Seen | None, old_ms: int) -> dict[str, int]:
-    """How many messages were published, delivered, acknowledged, and dropped or refused since `old`; of what was made
-    since, all of them."""
+    """Count messages published, delivered, acknowledged, and dropped or refused since `old`.
+
+    A stream or queue that was made since then counts all its messages.
+    """
     is_new = old is None and seen.record.created_ms >= old_ms > 0
     if old is None and not is_new:
         return dict.fromkeys(RATES, 0)
